@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Err(e) => return usage(&e),
     };
     log::install();
-    let result = signals::ignore_file_size_limit().and_then(|()| cli.command.run());
+    let result = run(cli.command);
     log::write_omitted();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,6 +60,13 @@ fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// Runs a subcommand, also as process 1 of a container.
+fn run(command: commands::Command) -> Result<(), Failure> {
+    signals::ignore_file_size_limit()?;
+    signals::end_process_1_on_signal()?;
+    if command.has_children() { command.run() } else { orphans::reap_during(|| command.run()) }
 }
 
 /// Prints help and version as clap renders them, and any other clap error as one line.

@@ -1,14 +1,24 @@
 //! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once, unless it must
 //! remove files first. SIGHUP does not end a stack in the background.
+//!
+//! The kernel ignores signals to process 1 of a PID namespace, as in a container, that have no handler. So
+//! that process has handlers for those that end other processes.
 
 use crate::failure::Failure;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, Ordering};
 use ginnel::StopFlag;
 use rustix::process::getpid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+/// Signals that end process 1 as they end others.
+const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+
+/// For each of [`ENDING`], whether it ends process 1: until the command handles it in another way.
+static IS_ENDING: LazyLock<[Arc<AtomicBool>; 4]> =
+    LazyLock::new(|| ENDING.map(|_| Arc::new(AtomicBool::new(true))));
 
 /// Returns a flag that the first SIGINT or SIGTERM sets. The next one ends the process. `what` ends with the
 /// first signal, as in "the stack"; the log says so.
@@ -33,48 +43,52 @@ pub fn stop_and_clean_up_on_signal() -> Result<StopFlag, Failure> {
     watch(&[SIGINT, SIGTERM, SIGHUP], |_, _| ())
 }
 
-/// Makes SIGINT, SIGTERM, SIGHUP and SIGQUIT end this process with the exit code that shells report, as long
-/// as the returned flag is true. Has an effect only on process 1 of a PID namespace, as in a container: the
-/// kernel ignores signals to it that have no handler.
-pub fn end_process_1_on_signal() -> Result<Arc<AtomicBool>, Failure> {
-    let is_enabled = Arc::new(AtomicBool::new(true));
-    let signals = if getpid().is_init() { &[SIGINT, SIGTERM, SIGHUP, SIGQUIT][..] } else { &[] };
-    for &signal in signals.iter().filter(|signal| !is_ignored(**signal)) {
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, is_enabled.clone())
+/// Makes the signals of [`ENDING`] end this process with the exit code that shells report, until the command
+/// [handles](set_handled) them. Has an effect only on process 1 of a PID namespace.
+pub fn end_process_1_on_signal() -> Result<(), Failure> {
+    if !getpid().is_init() {
+        return Ok(());
+    }
+    let signals = ENDING.into_iter().zip(&*IS_ENDING).filter(|(signal, _)| !is_ignored(*signal));
+    for (signal, is_ending) in signals {
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, is_ending.clone())
             .map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
     }
-    Ok(is_enabled)
+    Ok(())
+}
+
+/// Must be called when this process has handlers of its own for these signals.
+pub fn set_handled(signals: &[i32]) {
+    let handled = ENDING.iter().zip(&*IS_ENDING).filter(|(signal, _)| signals.contains(signal));
+    handled.for_each(|(_, is_ending)| is_ending.store(false, Ordering::SeqCst));
 }
 
 /// Returns a flag that SIGINT, SIGTERM or SIGHUP sets, unless this process was started with the signal
-/// ignored. Each signal calls `interrupt`, and does not end the process.
-pub fn on_interrupt(interrupt: impl Fn() + Send + 'static) -> Result<StopFlag, Failure> {
+/// ignored. Each signal calls `interrupt` with its number after that, and does not end the process.
+pub fn on_interrupt(interrupt: impl Fn(i32) + Send + 'static) -> Result<StopFlag, Failure> {
     let signals: Vec<i32> =
         [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal)).collect();
-    let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
-    let flag = stop.clone();
-    watch(&signals, move |_, _| {
-        flag.stop();
-        interrupt();
-    })?;
-    Ok(stop)
+    watch(&signals, move |signal, _| interrupt(signal))
 }
 
 /// Returns a flag that the first of these signals sets. `handle` gets the number of each signal, and whether
-/// it is the first.
+/// it is the first. The flag is set before.
 fn watch(signals: &[i32], handle: impl Fn(i32, bool) + Send + 'static) -> Result<StopFlag, Failure> {
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
-    let mut signals = Signals::new(signals).map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
+    let mut received =
+        Signals::new(signals).map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
     let flag = stop.clone();
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
-            for signal in signals.forever() {
-                handle(signal, !flag.is_set());
+            for signal in received.forever() {
+                let is_first = !flag.is_set();
                 flag.stop();
+                handle(signal, is_first);
             }
         })
         .map_err(|e| Failure::running(format!("signal thread: {e}")))?;
+    set_handled(signals);
     Ok(stop)
 }
 
@@ -106,6 +120,7 @@ fn ignore(signal: i32) -> Result<(), Failure> {
     }
     // The flag is never read: a handler that does nothing.
     signal_hook::flag::register(signal, Arc::default())
-        .map(drop)
-        .map_err(|e| Failure::running(format!("signal handlers: {e}")))
+        .map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
+    set_handled(&[signal]);
+    Ok(())
 }

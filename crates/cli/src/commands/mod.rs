@@ -122,6 +122,21 @@ pub enum Command {
 }
 
 impl Command {
+    /// Returns whether the command starts processes that it waits for, or becomes another program. It must
+    /// run in the first thread then. `ginnel run` and `ginnel up` reap orphans themselves.
+    pub fn has_children(&self) -> bool {
+        matches!(
+            self,
+            Self::Run(_)
+                | Self::Up(_)
+                | Self::Upgrade(_)
+                | Self::Bench(_)
+                | Self::Demo(_)
+                | Self::WithParent(_)
+                | Self::WatchGroup(_)
+        )
+    }
+
     /// Runs the subcommand.
     pub fn run(self) -> Result<(), Failure> {
         match self {

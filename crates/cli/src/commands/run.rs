@@ -10,7 +10,6 @@ use crate::signals;
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
 use clap::Args;
-use core::sync::atomic::Ordering;
 use ginnel::{StopFlag, run_dir};
 use ginnel_kernel_lane::Mode;
 use ginnel_posix_ops::ffi;
@@ -161,7 +160,6 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
         Ok(library) => library,
         Err(cause) => return Err(options.program.handle_missing_stack(&cause)),
     };
-    let is_starting = signals::end_process_1_on_signal()?;
     let stack = match OpenedStack::new(config, "run", 0, options.death.action()) {
         Ok(stack) => stack,
         // A usage error is reported even with `--on-missing kernel`.
@@ -178,8 +176,8 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
         let (ignored, handled): (Vec<_>, Vec<_>) =
             PROGRAM_SIGNALS.into_iter().partition(|signal| signals::is_ignored(*signal));
         let failed = |e| Failure::running(format!("signal handlers: {e}"));
-        let signals = ProgramSignals::new(handled).map_err(failed)?;
-        is_starting.store(false, Ordering::SeqCst);
+        let signals = ProgramSignals::new(&handled).map_err(failed)?;
+        signals::set_handled(&handled);
         let child = options.program.spawn_on_stack(&library, &control)?;
         ignored.into_iter().try_for_each(|signal| signals.handle().add_signal(signal)).map_err(failed)?;
         supervise(child, signals, served)

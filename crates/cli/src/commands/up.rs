@@ -8,16 +8,15 @@ use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
 use crate::{executable_check, log, output, sd_notify, signals};
 use clap::Args;
-use ginnel::broker::AttachedProcess;
 use ginnel::inspect;
 use ginnel::run_dir::{self, RunningStack};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid};
-use signal_hook::consts::SIGINT;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid, test_kill_process};
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Options of `ginnel up`.
@@ -57,8 +56,6 @@ pub struct DownOptions {
 
 /// First port that any user may bind, as on Linux.
 const UNPRIVILEGED_PORT_START: u16 = 1024;
-/// Exit code of a command that a signal has interrupted: that of SIGINT in a shell.
-const INTERRUPTED: i32 = 128 + SIGINT;
 /// Longest time to wait for a stack to end. A stack closes its connections before it ends.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the socket of a stack that has just been started.
@@ -121,11 +118,20 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
     // Directly after "up": what follows "--" is no option.
     let mut words = std::env::args_os().skip(1);
     command.args(words.next()).arg("--detached").args(words);
+    // The background process leaves the terminal, which does not stop it then. It must not be left alone if
+    // this process is interrupted before it exists.
+    let background = Arc::new(BackgroundProcess::default());
+    let of_handler = background.clone();
+    let interrupted = signals::on_interrupt(move |signal| of_handler.interrupt(signal))?;
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(failed)?;
-    // The background process leaves the terminal, which does not stop it then.
-    let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(|e| failed(e.into()))?;
-    let interrupted = signals::on_interrupt(move || _ = pidfd_send_signal(&process, Signal::TERM))?;
+    match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+        Ok(process) => background.set(process),
+        Err(error) => {
+            child.kill().and_then(|()| child.wait()).map_err(failed)?;
+            return Err(failed(error.into()));
+        }
+    }
     if let Some(errors) = child.stderr.take() {
         for line in BufReader::new(errors).lines().map_while(Result::ok) {
             output::note(line);
@@ -142,9 +148,56 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
-    let code = if code == 0 && interrupted.is_set() { INTERRUPTED } else { code };
+    let code = match status.code() {
+        Some(code) if code != 0 => code,
+        // The process may have had no handlers yet.
+        _ if background.exit_code() != 0 => background.exit_code(),
+        code => code.unwrap_or_else(|| 128 + status.signal().unwrap_or_default()),
+    };
     if code == 0 { Ok(()) } else { Err(Failure::program(u8::try_from(code & 0xff).unwrap_or(1))) }
+}
+
+/// A process that is to end if a signal interrupts this one.
+#[derive(Debug, Default)]
+struct BackgroundProcess(Mutex<Interruption>);
+
+/// The process, once it runs, and the first signal.
+#[derive(Debug, Default)]
+struct Interruption {
+    process: Option<OwnedFd>,
+    signal: Option<i32>,
+}
+
+impl BackgroundProcess {
+    fn lock(&self) -> MutexGuard<'_, Interruption> {
+        // No code panics while it holds the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the process, now or when it is [set](Self::set).
+    fn interrupt(&self, signal: i32) {
+        let mut state = self.lock();
+        state.signal.get_or_insert(signal);
+        state.process.iter().for_each(terminate);
+    }
+
+    fn set(&self, process: OwnedFd) {
+        let mut state = self.lock();
+        if state.signal.is_some() {
+            terminate(&process);
+        }
+        state.process = Some(process);
+    }
+
+    /// Returns the exit code that shells report for a process that the first signal has ended, or 0.
+    fn exit_code(&self) -> i32 {
+        self.lock().signal.map_or(0, |signal| 128 + signal)
+    }
+}
+
+fn terminate(process: &OwnedFd) {
+    // The process may have ended.
+    let _ = pidfd_send_signal(process, Signal::TERM);
 }
 
 /// Stops a stack.
@@ -243,17 +296,52 @@ fn check_unused(running: &RunningStack, owner: i32) -> Result<(), Failure> {
     if users.is_empty() {
         return Ok(());
     }
-    let describe = |user: AttachedProcess| match user.pid {
-        0 => "a program without the library or of another PID namespace".to_string(),
-        pid => match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
-            Ok(name) => format!("{} ({pid})", name.trim_end()),
-            // The stack does not know yet: it may be overloaded.
-            Err(_) => format!("process {pid}, which has ended"),
-        },
-    };
-    let users: Vec<String> = users.into_iter().map(describe).collect();
+    let comm = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    let users: Vec<String> = users.into_iter().map(|user| describe(user.pid, comm(user.pid).ok())).collect();
     Err(Failure::running(format!(
         "the stack \"{name}\" is in use by {}: stop them first, or use --force",
         users.join(", ")
     )))
+}
+
+/// Returns the name and the number of a process that uses a stack. `comm` is the name, if it can be read.
+fn describe(pid: u32, comm: Option<String>) -> String {
+    let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return "a program without the library or of another PID namespace".into();
+    };
+    match comm {
+        Some(name) => format!("{} ({pid})", name.trim_end()),
+        // The stack does not know yet: it may be overloaded.
+        None if test_kill_process(process) == Err(Errno::SRCH) => format!("process {pid}, which has ended"),
+        // Processes of others are hidden (`hidepid` of /proc).
+        None => format!("process {pid}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_users_have_not_ended() {
+        let own = std::process::id();
+        assert_eq!(describe(own, Some("web\n".into())), format!("web ({own})"));
+        assert_eq!(describe(own, None), format!("process {own}"));
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert_eq!(describe(child.id(), None), format!("process {}, which has ended", child.id()));
+        assert!(describe(0, None).contains("PID namespace"));
+    }
+
+    #[test]
+    fn an_early_signal_ends_the_background_process() {
+        let background = BackgroundProcess::default();
+        assert_eq!(background.exit_code(), 0);
+        background.interrupt(15);
+        background.interrupt(2);
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        background.set(pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap());
+        assert_eq!(child.wait().unwrap().signal(), Some(15));
+        assert_eq!(background.exit_code(), 128 + 15);
+    }
 }
