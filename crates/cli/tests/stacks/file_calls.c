@@ -133,6 +133,12 @@ static void flags_of_preadv2(void)
 {
     char bytes[8];
     struct iovec buffer = {bytes, 3};
+    int ends[2];
+    socketpair(AF_UNIX, SOCK_STREAM, 0, ends);
+    // Sockets of Linux before 6.5 do not have the flag.
+    int has_nowait = preadv2(ends[0], &buffer, 1, -1, RWF_NOWAIT) < 0 && errno != EOPNOTSUPP;
+    close(ends[0]), close(ends[1]);
+    if (!has_nowait) return;
     say("pwritev2", pwritev2(ours, &buffer, 1, -1, RWF_NOWAIT));
     say("other flags", pwritev2(ours, &buffer, 1, -1, RWF_SYNC | RWF_DSYNC | RWF_HIPRI | RWF_APPEND));
     for (int i = 0; i < 2; i++) {
@@ -153,8 +159,14 @@ static void epoll_sets(void)
     epoll_ctl(set, EPOLL_CTL_ADD, ours, &event);
     say("read", read(set, bytes, 8));
     say("write", write(set, bytes, 8));
+    say("read nothing", read(set, bytes, 0));
+    say("write nothing", write(set, bytes, 0));
+    say("readv of nothing", readv(set, &(struct iovec){bytes, 0}, 1));
+    say("writev of nothing", writev(set, NULL, 0));
     say("recv", recv(set, bytes, 8, 0));
     say("O_NONBLOCK", fcntl(set, F_SETFL, O_NONBLOCK));
+    say("flags", fcntl(set, F_GETFL) & (O_NONBLOCK | O_ACCMODE));
+    say("FIONBIO", ioctl(set, FIONBIO, &(int){0}));
     say("flags", fcntl(set, F_GETFL) & (O_NONBLOCK | O_ACCMODE));
     say("too many events", epoll_wait(set, &event, most, 0));
     say("one event", epoll_wait(set, &event, 1, 0));

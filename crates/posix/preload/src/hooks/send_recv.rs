@@ -54,7 +54,7 @@ hook! {
     };
     fn read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t = |ops| {
         // The kernel does not call the socket either (`sock_read_iter`).
-        if len == 0 && ops.owns(fd) {
+        if len == 0 && is_socket(ops, fd) {
             Ok(0)
         } else {
             // SAFETY: the program's buffer.
@@ -96,6 +96,11 @@ fn error_of_file(error: Errno) -> Errno {
     if error == Errno::NOTSOCK { Errno::INVAL } else { error }
 }
 
+/// Returns whether a descriptor is a socket of the stack, and not an epoll set.
+fn is_socket(ops: &Ops, fd: c_int) -> bool {
+    ops.owns(fd) && !ops.is_epoll_set(fd)
+}
+
 /// Implements `writev`, as a send with `flags`.
 fn write_buffers(
     ops: &Ops,
@@ -107,7 +112,7 @@ fn write_buffers(
     let sent = buffer_count(count).and_then(|count| {
         user_memory::with_buffers(buffers, count, |buffers| {
             // The kernel does not call the socket (`vfs_writev`).
-            if buffers.iter().all(|buffer| buffer.is_empty()) && ops.owns(fd) {
+            if buffers.iter().all(|buffer| buffer.is_empty()) && is_socket(ops, fd) {
                 return Ok(0);
             }
             ops.send(fd, buffers, flags)
@@ -132,7 +137,7 @@ unsafe fn read_buffers(
         unsafe {
             user_memory::with_buffers_mut(buffers, count, |buffers| {
                 // The kernel does not call the socket (`vfs_readv`).
-                if buffers.iter().all(|buffer| buffer.is_empty()) && ops.owns(fd) {
+                if buffers.iter().all(|buffer| buffer.is_empty()) && is_socket(ops, fd) {
                     return Ok(0);
                 }
                 ops.recv(fd, buffers, flags)
