@@ -136,35 +136,99 @@ fn child_at_the_soft_limit_has_a_report() {
     assert_eq!(lines, ["1 0", "1 1 0"]);
 }
 
-/// Forks without a free descriptor while the stack does not answer, and counts how often another process sees
-/// that the soft limit is raised meanwhile.
-const FORK_ON_A_STOPPED_STACK: &str = "
-import resource, signal
+/// Makes a call without a free descriptor while the stack does not answer. Another process, which is not
+/// attached, looks meanwhile how often the soft limit is raised.
+const CALL_ON_A_STOPPED_STACK: &str = "
+import os, resource, signal, time, _socket
+signal.alarm(50)
 stack, program = os.getppid(), os.getpid()
-s = server('127.0.0.1', 7417); hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 def limit(): return next(l for l in open(f'/proc/{program}/limits') if l.startswith('Max open files')).split()[3]
 r, w = os.pipe(); observer = os.fork()
 if not observer:
     os.read(r, 1); seen = []; end = time.monotonic() + 1
-    while time.monotonic() < end: seen.append(limit()); time.sleep(0.005)
-    os.kill(stack, signal.SIGCONT)
-    # Once for each call that needs a number.
-    raised = sum(soft != '64' for soft in seen); print(len(seen) > 20, raised < 5, flush=True); os._exit(0)
+    try:
+        while time.monotonic() < end: seen.append(limit() != '64'); time.sleep(0.005)
+    finally: os.kill(stack, signal.SIGCONT)
+    print(2 * sum(seen) < len(seen), flush=True); os._exit(0)
+PREPARE
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+files = []
 try:
-    while True: os.open('/dev/null', os.O_RDONLY)
+    while True: files.append(os.open('/dev/null', os.O_RDONLY))
 except OSError: pass
-os.kill(stack, signal.SIGSTOP); os.write(w, b'.'); child = os.fork()
-if not child: os._exit(7)
-print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (observer, child)])";
+os.kill(stack, signal.SIGSTOP); os.write(w, b'.')
+CALL
+os.waitpid(observer, 0)
+";
 
 #[test]
 fn limit_is_not_raised_while_the_stack_is_silent() {
     if skipped("limit_is_not_raised_while_the_stack_is_silent") {
         return;
     }
-    let output = Fixture::new("forkstop").script_output(&LOOPBACK, FORK_ON_A_STOPPED_STACK);
-    assert_eq!(output, "True True\n[0, 7]\n");
+    let fork = "child = os.fork()
+if not child: os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
+    // The library attaches in the first call. A number is free for the socket alone.
+    let attach = "def attempt():
+    try: _socket.socket(); return 'socket'
+    except OSError as error: return os.strerror(error.errno)
+print(attempt()); os.close(files.pop()); print(attempt())";
+    for (prepare, call, expected) in
+        [("_socket.socket()", fork, "True\n7\n"), ("", attach, "True\nToo many open files\nsocket\n")]
+    {
+        let script = CALL_ON_A_STOPPED_STACK.replace("PREPARE", prepare).replace("CALL", call);
+        let output = run_to_end(Fixture::new("silent").script_without_prelude(&LOOPBACK, &script));
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
+    }
+}
+
+/// Attaches and forks while no descriptor is free below a soft limit that is as high as the numbers of the
+/// library. Prints how many reports the process and its child have.
+const ATTACH_AT_A_HIGH_LIMIT: &str = "
+import os, resource, _socket
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def reports():
+    fds = [fd for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')]
+    return sum('ginnel-descriptors' in os.readlink(f'/proc/self/fd/{fd}') for fd in fds)
+resource.setrlimit(resource.RLIMIT_NOFILE, (2100, hard))
+files = []
+try:
+    while True: files.append(os.open('/dev/null', os.O_RDONLY))
+except OSError as e: print(os.strerror(e.errno))
+FREE
+try: _socket.socket(); print('attached')
+except OSError as e: print(os.strerror(e.errno))
+while len(files) > 2000: os.close(files.pop())
+s = _socket.socket(); s.bind(('127.0.0.1', 7419)); s.listen()
+try:
+    while True: files.append(os.open('/dev/null', os.O_RDONLY))
+except OSError as e: pass
+child = os.fork()
+if child: status = os.waitpid(child, 0)[1]
+for fd in range(20): os.close(files.pop())
+if not child: print(reports(), flush=True); c = _socket.socket(); c.connect(s.getsockname()); os._exit(7)
+print(reports(), os.waitstatus_to_exitcode(status))";
+
+/// The library needs numbers for two shards.
+#[test]
+fn a_process_at_a_high_limit_has_the_stack() {
+    if skipped("a_process_at_a_high_limit_has_the_stack") {
+        return;
+    }
+    let options = ["--shards", "2", "--loopback", "stack"];
+    // Some numbers are free, fewer than the library needs.
+    for free in 0..12 {
+        let script =
+            ATTACH_AT_A_HIGH_LIMIT.replace("FREE", &format!("for _ in range({free}): os.close(files.pop())"));
+        let output = run_to_end(Fixture::new("highlimit").script_without_prelude(&options, &script));
+        assert!(output.status.success(), "{output:?}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(stdout.starts_with("Too many open files\n"), "{free}: {output:?}");
+        assert!(stdout.ends_with("\n1\n1 7\n"), "{free}: {output:?}");
+    }
 }
 
 /// Forks while only the numbers of standard input, output and error are free: those are the program's.

@@ -6,6 +6,7 @@ use crate::Ops;
 use crate::lock::LockGuard;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use ginnel::internal_fd::InternalFd;
+use ginnel::raised_limit::with_raised_limit;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, FdFlags, dup, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -145,6 +146,11 @@ impl Drop for HiddenFd {
     }
 }
 
+/// Returns whether the process has no number left for a descriptor.
+pub(crate) fn is_shortage(errno: &Errno) -> bool {
+    *errno == Errno::MFILE
+}
+
 /// Creates proxy descriptors.
 pub(crate) struct ProxyFds {
     /// All proxy descriptors are duplicates of this socket, so that `fstat` reports a socket.
@@ -156,8 +162,11 @@ pub(crate) struct ProxyFds {
 
 impl ProxyFds {
     pub fn new() -> Result<Self, Errno> {
-        let fd = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { template: HiddenFd::new(fd)?, pooled: Default::default() })
+        // The program may have used all of its numbers.
+        let template = with_raised_limit(is_shortage, || {
+            HiddenFd::new(socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+        });
+        Ok(Self { template: template?, pooled: Default::default() })
     }
 
     /// Returns whether a proxy descriptor is pooled, so that [`alloc`](Self::alloc) cannot fail.

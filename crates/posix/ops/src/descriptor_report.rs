@@ -3,7 +3,7 @@
 //! decided and when a connection is accepted, never for data.
 #![allow(unsafe_code)] // memory that other processes read
 
-use crate::descriptor::HiddenFd;
+use crate::descriptor::{HiddenFd, is_shortage};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -82,7 +82,8 @@ impl DescriptorReport {
         let name = format!("{NAME_PREFIX} {stack}");
         let is_usable = !stack.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains('\0');
         let name = if is_usable { name } else { NAME_PREFIX.into() };
-        let file = HiddenFd::new(empty_file(&name, entries)?)?;
+        // The program may have used all of its numbers.
+        let file = with_raised_limit(is_shortage, || HiddenFd::new(empty_file(&name, entries)?))?;
         let mapping = SharedMapping::new(&file, entries * ENTRY_BYTES).map_err(errno)?;
         Ok(Self { mapping: Arc::new(mapping), entries, name, file }.with_magic())
     }
@@ -94,8 +95,8 @@ impl DescriptorReport {
     pub fn for_child(self) -> Result<Self, Errno> {
         // The program may have used all of its descriptors, and the number may be above its soft limit. A
         // child has one thread.
-        let is_shortage = |errno: &Errno| matches!(*errno, Errno::MFILE | Errno::BADF);
-        with_raised_limit(is_shortage, || {
+        let is_without_number = |errno: &Errno| is_shortage(errno) || *errno == Errno::BADF;
+        with_raised_limit(is_without_number, || {
             let file = empty_file(&self.name, self.entries)?;
             crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)
         })?;

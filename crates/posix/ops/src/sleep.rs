@@ -3,7 +3,7 @@
 
 use crate::channels::Channels;
 use crate::cleanup::CleanupHandler;
-use crate::descriptor::{HiddenFd, take_ownership};
+use crate::descriptor::{HiddenFd, is_shortage, take_ownership};
 use crate::epoll::DirectWait;
 use crate::lock::LockGuard;
 use crate::process::ProcessState;
@@ -159,7 +159,6 @@ impl Waiters {
     pub fn for_child(own: Option<u32>) -> Result<Self, Errno> {
         let mut waiters = Self::default();
         // The program may have used all of its descriptors. A child has one thread.
-        let is_shortage = |errno: &Errno| *errno == Errno::MFILE;
         let event = || HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         for number in 0..own.map_or(0, |own| own + 1) {
             let mut waiter = Waiter::new(with_raised_limit(is_shortage, event)?);

@@ -9,7 +9,6 @@ use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached};
 use runtime::Error;
 use runtime::broker::{Attachment, Refusal, UnattachedProcess};
 use runtime::internal_fd::InternalFd;
-use runtime::raised_limit::with_raised_limit;
 use runtime::resource_limit::resource_limit;
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::fs::{Access, access, stat};
@@ -195,7 +194,7 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
     let _signals_blocked = SignalsBlocked::new();
     let mut pending = pending();
     let Some((unattached, stack)) = pending.take() else { return Ok(ops()) };
-    let attach = || {
+    let attached = {
         // The stack limits how many unattached processes wait, and may have closed this one's connection, so
         // the program connects anew. If its user may not connect, the first error tells more.
         let process = unattached.attach().or_else(|first| {
@@ -210,8 +209,6 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
         });
         process.map_err(AttachError::from).and_then(attach_process)
     };
-    // The program may have used all of its numbers.
-    let attached = with_raised_limit(|error: &AttachError| error.errno == Errno::MFILE, attach);
     if let Err(AttachError { errno, is_temporary: true, cause }) = &attached
         && (is_shortage(errno) || !uses_kernel_instead())
     {

@@ -22,7 +22,7 @@ use crate::channel::client::ClientParts;
 use crate::channel::control::{ChannelReply, ChannelRequest, ControlPath};
 use crate::error::Error;
 use crate::internal_fd::InternalFd;
-use crate::raised_limit::RaisedLimit;
+use crate::raised_limit::{RaisedLimit, with_raised_limit};
 use crate::run_dir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -44,6 +44,8 @@ struct ControlConnection {
     last_request: u32,
     /// Receive buffer, allocated by the first request: most children never send one.
     buffer: Vec<u8>,
+    /// The descriptors of a reply may get numbers above the soft limit.
+    is_short: bool,
 }
 
 impl ControlConnection {
@@ -53,13 +55,13 @@ impl ControlConnection {
     }
 
     fn from_internal_fd(fd: InternalFd) -> Self {
-        Self { fd, last_request: 0, buffer: Vec::new() }
+        Self { fd, last_request: 0, buffer: Vec::new(), is_short: false }
     }
 
     /// Sends [`Hello`] and attaches to every shard. Returns the descriptor that wakes this process, the
     /// attachments by shard, and the properties of the stack.
     fn greet(&mut self, domain: &str, may_resume: bool) -> Result<AttachedShards, Error> {
-        let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
+        let pidfd = with_raised_limit(is_errno_mfile, || pidfd_open(getpid(), PidfdFlags::empty()));
         let pidfd = pidfd.map_err(|e| Error::io("pidfd of this process", e))?;
         let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: domain.into() };
         let welcome = self.request_welcome(&hello, &[pidfd.as_fd()])?;
@@ -111,33 +113,18 @@ impl ControlConnection {
             .map_err(|_| hangup_reason(&self.fd, &mut self.buffer))
     }
 
+    /// Receives a packet without waiting. The limit is that of all threads, so it is raised only during this
+    /// call.
+    fn receive(&mut self) -> RecvResult {
+        let _raised = self.is_short.then(RaisedLimit::new);
+        seqpacket::receive(&self.fd, &mut self.buffer)
+    }
+
     /// Sends a request and waits for its reply and the descriptors in it.
     fn request(
         &mut self,
         message: &impl Codec,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
-        self.request_with(message, descriptors, |fd, buffer| seqpacket::receive(fd, buffer))
-    }
-
-    /// As [`request`](Self::request), for a reply whose descriptors may get numbers above the soft limit. The
-    /// limit is that of all threads, so it is raised only while the reply is received, which does not block.
-    fn request_above_limit(
-        &mut self,
-        message: &impl Codec,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
-        self.request_with(message, descriptors, |fd, buffer| {
-            let _raised = RaisedLimit::new();
-            seqpacket::receive(fd, buffer)
-        })
-    }
-
-    fn request_with(
-        &mut self,
-        message: &impl Codec,
-        descriptors: &[BorrowedFd<'_>],
-        receive: impl Fn(&InternalFd, &mut [u8]) -> RecvResult,
     ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
         self.send_request(message, descriptors)?;
         let deadline = Instant::now() + REPLY_TIMEOUT;
@@ -148,7 +135,7 @@ impl ControlConnection {
                 Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: remaining.subsec_nanos().into() };
             // The result is not needed: `receive` tells whether there is a packet, also after a signal.
             let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&remaining));
-            match receive(&self.fd, &mut self.buffer) {
+            match self.receive() {
                 RecvResult::Packet(bytes, descriptors) => match decode::<ControlReply>(&self.buffer[..bytes])
                 {
                     (request_id, Some(reply)) if request_id == self.last_request || request_id == 0 => {
@@ -174,6 +161,25 @@ impl ControlConnection {
                 }
             }
         }
+    }
+}
+
+/// Returns whether an error of the kernel says that the process has no number left for a descriptor.
+fn is_errno_mfile(errno: &Errno) -> bool {
+    *errno == Errno::MFILE
+}
+
+/// As [`is_errno_mfile`].
+fn is_io_mfile(error: &std::io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(|errno| is_errno_mfile(&errno))
+}
+
+/// Calls `request` with false. Calls it again with true if the process had no number left for the descriptors
+/// of a reply, which are lost then: they may get numbers above the soft limit.
+fn request_again_if_short<T>(mut request: impl FnMut(bool) -> Result<T, Error>) -> Result<T, Error> {
+    match request(false) {
+        Err(Error::Io(_, cause)) if is_io_mfile(&cause) => request(true),
+        result => result,
     }
 }
 
@@ -259,7 +265,8 @@ fn open_clients(
         let ShardAttachment { client, region, memory, stack_wake } = attachment;
         // Cannot truncate: the number of shards was received as a `u16`.
         let control = BrokerControl { connection: connection.clone(), shard: shard as u16 };
-        let client_wake = wake.try_clone().map_err(|e| Error::io("wake-up descriptor", e))?;
+        let client_wake = with_raised_limit(is_io_mfile, || wake.try_clone());
+        let client_wake = client_wake.map_err(|e| Error::io("wake-up descriptor", e))?;
         Client::open(ClientParts { region, memory, stack_wake, client_wake, client }, Box::new(control))
     };
     attachments.into_iter().enumerate().map(open).collect()
@@ -280,8 +287,10 @@ impl Attachment {
     /// # Errors
     /// Nobody listens there, or the broker refuses ([`Error::Refused`]).
     pub fn connect(path: &Path, domain: &str) -> Result<Self, Error> {
-        let connection = connect_to(path).map_err(|e| UnreachableStack::error(path, e))?;
-        Self::greet(connection, domain, true)
+        request_again_if_short(|is_short| {
+            let connection = connect_to(path).map_err(|e| UnreachableStack::error(path, e))?;
+            Self::greet(connection, domain, true, is_short)
+        })
     }
 
     /// Attaches to the stack of this name, or to the only running stack of this user.
@@ -298,14 +307,17 @@ impl Attachment {
     /// # Errors
     /// As [`Attachment::connect`].
     pub fn from_connection(connection: OwnedFd) -> Result<Self, Error> {
-        Self::greet(connection, "", true)
+        Self::greet(connection, "", true, false)
     }
 
     /// Attaches. If `may_resume` is false, an end of the shards meanwhile is an error: sockets that the
-    /// process inherits end with them.
-    fn greet(connection: OwnedFd, domain: &str, may_resume: bool) -> Result<Self, Error> {
+    /// process inherits end with them. If `is_short` is true, the descriptors of replies may get numbers
+    /// above the soft limit.
+    fn greet(connection: OwnedFd, domain: &str, may_resume: bool, is_short: bool) -> Result<Self, Error> {
         let mut connection = ControlConnection::new(connection)?;
+        connection.is_short = is_short;
         let AttachedShards { shards, wake, stack_info } = connection.greet(domain, may_resume)?;
+        connection.is_short = false;
         let connection = Arc::new(Mutex::new(connection));
         let clients = open_clients(&connection, &wake, shards)?;
         Ok(Self { connection, clients, stack_info })

@@ -1,5 +1,6 @@
 //! The broker's address: a socket in the file system that only its owner can open.
 
+use crate::raised_limit::with_raised_limit;
 use ginnel_devices::peer_credentials::peer_credentials;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, fchmod, lstat};
@@ -49,7 +50,10 @@ fn file_id(path: &Path) -> io::Result<(u64, u64)> {
 pub(super) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     // A blocking socket: `connect` waits while the backlog is full. The timeout bounds the wait, because the
     // stack's process may be stopped.
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let socket = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    // The program may have used all of its numbers. The limit is that of all threads, and is not raised while
+    // this one waits.
+    let socket = with_raised_limit(|errno: &Errno| *errno == Errno::MFILE, socket)?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT_TIMEOUT))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)

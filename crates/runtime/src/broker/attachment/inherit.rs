@@ -6,7 +6,10 @@ use super::super::message::{
     ControlReply, ControlRequest, GlobalSocketId, Hello, MAGIC, MAGIC_CHILD, PROTOCOL_VERSION, Refusal,
     encode,
 };
-use super::{Attachment, BrokerControl, ControlConnection, lock_connection};
+use super::{
+    Attachment, BrokerControl, ControlConnection, is_errno_mfile, is_io_mfile, lock_connection,
+    request_again_if_short,
+};
 use crate::broker::seqpacket;
 use crate::channel::{Client, SocketId};
 use crate::error::Error;
@@ -18,7 +21,6 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, fstat};
 use rustix::io::{Errno, pread, write};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
-use std::io;
 use std::sync::{Arc, Mutex};
 
 /// Length of the longest inheritance table in bytes; the reader allocates as much memory as the table has.
@@ -88,30 +90,23 @@ impl Attachment {
     /// Announces a process. The program may have used all of its descriptors: on the kernel, a fork needs
     /// none.
     fn prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
-        match self.try_prepare(request, false) {
-            // The first reply was received without its descriptors. The broker finds the connection of that
-            // process closed, and forgets the process.
-            Err(Error::Io(_, cause)) if Errno::from_io_error(&cause) == Some(Errno::MFILE) => {
-                self.try_prepare(request, true)
-            }
-            result => result,
-        }
+        // If the first reply was received without its descriptors, the broker finds the connection of that
+        // process closed, and forgets the process.
+        request_again_if_short(|is_short| self.try_prepare(request, is_short))
     }
 
     /// Announces a process. If `is_short` is true, the descriptors of the reply may get numbers above the
     /// soft limit.
     fn try_prepare(&self, request: &ControlRequest, is_short: bool) -> Result<PreparedProcess, Error> {
-        let is_shortage = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::MFILE);
-        let ends = with_raised_limit(is_shortage, seqpacket::pair);
+        let ends = with_raised_limit(is_io_mfile, seqpacket::pair);
         let (process_end, broker_end) = ends.map_err(|e| Error::io("connection for a process", e))?;
         let mut connection = lock_connection(&self.connection);
         let descriptors = [broker_end.as_fd()];
-        let (reply, descriptors) = if is_short {
-            connection.request_above_limit(request, &descriptors)?
-        } else {
-            connection.request(request, &descriptors)?
-        };
+        connection.is_short = is_short;
+        let reply = connection.request(request, &descriptors);
+        connection.is_short = false;
         drop(connection);
+        let (reply, descriptors) = reply?;
         let mut descriptors = descriptors.into_iter();
         let high = |fd| InternalFd::new(fd).map_err(|e| Error::io("descriptor of a process", e));
         let child = match (reply, descriptors.next()) {
@@ -181,10 +176,9 @@ impl Attachment {
         let memories = memories.collect::<Result<Vec<_>, _>>()?;
         // Sends without waiting for a reply: a round trip costs as much as everything else here.
         let io = |e: Errno| Error::io("descriptor of this process", e);
-        let is_shortage = |errno: &Errno| *errno == Errno::MFILE;
-        let copies = (1..client_ids.len()).map(|_| with_raised_limit(is_shortage, || wake_fd.try_clone()));
+        let copies = (1..client_ids.len()).map(|_| with_raised_limit(is_errno_mfile, || wake_fd.try_clone()));
         let copies = copies.collect::<Result<Vec<_>, _>>().map_err(io)?;
-        let pidfd = with_raised_limit(is_shortage, || pidfd_open(getpid(), PidfdFlags::empty()));
+        let pidfd = with_raised_limit(is_errno_mfile, || pidfd_open(getpid(), PidfdFlags::empty()));
         let pidfd = pidfd.map_err(io)?;
         let hello = Hello { magic: MAGIC_CHILD, version: PROTOCOL_VERSION, domain: String::new() };
         seqpacket::send(&connection, &encode(0, &hello), &[pidfd.as_fd()]).map_err(|_| Error::StackGone)?;
@@ -228,7 +222,7 @@ impl Attachment {
         if table.version != PROTOCOL_VERSION {
             return Err(Error::Refused(Refusal::Version(table.version)));
         }
-        let mut process = Self::greet(connection, "", false)?;
+        let mut process = Self::greet(connection, "", false, false)?;
         process.clients.iter_mut().for_each(Client::rescan_at_next_poll);
         process.adopt(&table.kept);
         Ok((process, table.kept, table.metadata))

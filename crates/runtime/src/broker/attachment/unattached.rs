@@ -5,9 +5,10 @@ use super::super::message::{
 };
 use super::super::seqpacket;
 use super::super::unreachable::UnreachableStack;
-use super::{Attachment, connect_to, hangup_reason, lock_connection};
+use super::{Attachment, connect_to, hangup_reason, is_io_mfile, lock_connection, request_again_if_short};
 use crate::error::Error;
 use crate::internal_fd::InternalFd;
+use crate::raised_limit::with_raised_limit;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -67,15 +68,17 @@ impl UnattachedProcess {
     /// # Errors
     /// As [`Attachment::connect`].
     pub fn attach(&self) -> Result<Attachment, Error> {
-        let (process_end, broker_end) =
-            seqpacket::pair().map_err(|e| Error::io("connection for a process", e))?;
-        self.send(unattached::ATTACH, &broker_end).map_err(|_| self.hangup_reason())?;
-        drop(broker_end);
-        Attachment::from_connection(process_end).map_err(|error| match error {
-            // The broker may have refused this process after the message above was sent, but before reading
-            // it.
-            Error::StackGone => self.hangup_reason(),
-            error => error,
+        request_again_if_short(|is_short| {
+            let ends = with_raised_limit(is_io_mfile, seqpacket::pair);
+            let (process_end, broker_end) = ends.map_err(|e| Error::io("connection for a process", e))?;
+            self.send(unattached::ATTACH, &broker_end).map_err(|_| self.hangup_reason())?;
+            drop(broker_end);
+            Attachment::greet(process_end, "", true, is_short).map_err(|error| match error {
+                // The broker may have refused this process after the message above was sent, but before
+                // reading it.
+                Error::StackGone => self.hangup_reason(),
+                error => error,
+            })
         })
     }
 
