@@ -727,10 +727,12 @@ impl ProcessState {
             None => state.client.udp_send_with(conn, &args, bytes).map(|()| None),
             Some(_) => state.client.udp_send_timed(conn, &args, bytes).map(Some),
         };
-        let mut sent = send(self, udp.conn);
+        let mut conn = udp.conn;
+        let mut sent = send(self, conn);
         if sent == Err(UdpError::Stale) && self.has_restarted() {
             let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
-            sent = send(self, udp.conn);
+            conn = udp.conn;
+            sent = send(self, conn);
         }
         if sent == Err(UdpError::Stale) && self.client.is_stack_gone() {
             return Err(Errno::NETDOWN);
@@ -739,7 +741,7 @@ impl ProcessState {
         self.note_destination(file, remote);
         self.note_sent_length(file, bytes.len());
         if let (Some(stamp), Some(times)) = (stamp, times) {
-            let local = self.client.endpoints(udp.conn).map_or(remote, |[local, _]| local);
+            let local = self.client.endpoints(conn).map_or(remote, |[local, _]| local);
             let from = SocketAddr::new(args.source.unwrap_or(local.ip()), local.port());
             let options = self.files.socket(file)?.options.ip_fields(remote.is_ipv4());
             let fields = (args.hop_limit.or(options.0), args.tos.unwrap_or(options.1));

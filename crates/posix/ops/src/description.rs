@@ -169,17 +169,20 @@ impl ProcessState {
             self.files.get(file).shared_version = Some(now);
             return;
         };
-        let mut disconnected = false;
+        let (mut disconnected, is_udp) = (false, socket.is_udp);
         if let Some(published) = SharedDescription::decode(&mut &bytes[..]) {
             disconnected = published.disconnected;
             socket.nonblocking = published.nonblocking;
             socket.record_shutdown(published.shutdown.read, published.shutdown.write);
             socket.options.update_from_shared(published.options);
-            if socket.is_udp {
+            if is_udp {
                 socket.options.apply_to_udp_send(socket.family, socket.udp_send.get_or_insert_default());
             }
         }
         self.files.get(file).shared_version = Some(version);
+        if !is_udp {
+            self.update_end_work(file);
+        }
         self.learn_filter(file);
         if disconnected {
             self.drop_connection(file);

@@ -56,8 +56,9 @@ impl Ops {
     /// behind them.
     ///
     /// # Errors
-    /// `EBADF`; `EOPNOTSUPP` for a socket with a filter that is not on the stack yet; `ENETDOWN`
-    /// without a stack; `ETOOMANYREFS` if too many sockets are in transit.
+    /// `EBADF`; `EOPNOTSUPP` for a socket with a filter, with a program of a group or with locked filters
+    /// that is not on the stack yet; `ENETDOWN` without a stack; `ETOOMANYREFS` if too many sockets are in
+    /// transit.
     pub fn pass_fd(&self, fd: RawFd) -> Result<PassedFd, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;

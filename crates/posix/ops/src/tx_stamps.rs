@@ -198,6 +198,15 @@ impl ProcessState {
         }
     }
 
+    /// Forgets the control messages of a write that had no use for them.
+    pub(crate) fn drop_stream_cmsgs(&mut self, file: FileId) {
+        if let Ok(socket) = self.files.socket(file)
+            && let Some(udp_send) = &mut socket.udp_send
+        {
+            udp_send.tx_stamps.next_datagram = NextDatagram::AsSocket;
+        }
+    }
+
     /// Asks for the timestamps of the last write to a connection, if the program wants them and bytes were
     /// written.
     #[cold]

@@ -113,21 +113,38 @@ impl Ops {
             Ok(SocketCmsgs { priority: Some(priority), .. }) if is_unordered => {
                 self.send_message(fd, buffers, args.flags, priority)
             }
-            Ok(cmsgs) => {
-                if cmsgs.has_tx()
-                    && let Ok(mut state) = self.lock()
-                {
-                    let file = self.file_of(&mut state, fd)?;
-                    state.set_stream_cmsgs(file, cmsgs);
-                }
-                self.send(fd, buffers, args.flags)
-            }
+            Ok(cmsgs) if cmsgs.has_tx() => self.send_with_tx_cmsgs(fd, buffers, args.flags, cmsgs),
+            Ok(_) => self.send(fd, buffers, args.flags),
             Err(error) => {
                 // The state of the connection is looked at first (`tcp_sendmsg_locked`).
                 self.send(fd, &[], args.flags & (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL))?;
                 Err(error)
             }
         }
+    }
+
+    /// Sends with control messages that concern timestamps.
+    fn send_with_tx_cmsgs(
+        &self,
+        fd: RawFd,
+        buffers: &[UserSlice<'_>],
+        flags: c_int,
+        cmsgs: SocketCmsgs,
+    ) -> Result<usize, Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        // Under the lock of the send, so that another thread's send does not take them.
+        state.set_stream_cmsgs(file, cmsgs);
+        let socket = state.files.socket(file)?;
+        let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
+        let timeout = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
+        let sent = self.send_rest(state, (fd, file), buffers, flags, timeout, &Cell::new(0));
+        // Urgent data and data in a SYN have no timestamps.
+        let mut state = self.lock()?;
+        if let Ok(file) = self.file_of(&mut state, fd) {
+            state.drop_stream_cmsgs(file);
+        }
+        sent
     }
 
     fn send_message(

@@ -263,6 +263,14 @@ pub fn timestamps_of_streams(w: &mut Fixture<'_>) {
     w.log("send", w.a.send(a, b"x", 0));
     w.log("edge", w.a.epoll_wait(set_of_one, 4, 10_000));
     log(w, "edge", a);
+    // Whether urgent data has timestamps differs; the write after it has none.
+    w.log("off", set(w, a, SOFTWARE | OPT_TSONLY));
+    w.log("urgent", w.a.send_to(a, b"u", None, &request(TX_SOFTWARE), libc::MSG_OOB));
+    w.wait(w.b, b, libc::POLLPRI);
+    w.settle();
+    while w.a.recv_from(a, 100, 200, QUEUE).is_ok() {}
+    w.log("after it", send(w, b"hello", &[]));
+    log(w, "after it", a);
 }
 
 pub mod tests {
