@@ -64,6 +64,23 @@ turn(here); say(waits(s)); here.send(b'.'); os.waitpid(child, 0); say(waits(a), 
 }
 
 #[test]
+fn timestamps_that_a_child_asks_for_are_taken() {
+    if skipped("timestamps_that_a_child_asks_for_are_taken") {
+        return;
+    }
+    // SO_TIMESTAMPING: of what is sent, by software, without the packet.
+    let script = format!(
+        "{ALTERNATING_PRELUDE}
+child = os.fork()
+if not child: c.setsockopt(L, 37, 1 << 1 | 1 << 4 | 1 << 11); os._exit(0)
+os.waitpid(child, 0); c.sendall(b'x'); exactly(a, 1)
+p = select.poll(); p.register(c, 0); p.poll(10000)
+say(tries(lambda: len(c.recvmsg(1, 200, socket.MSG_ERRQUEUE)[1])))"
+    );
+    assert_eq!(run_on_both(&Fixture::new("child-stamps"), &script), "2\n");
+}
+
+#[test]
 fn a_passed_socket_shares_the_senders_description() {
     if skipped("a_passed_socket_shares_the_senders_description") {
         return;
