@@ -209,14 +209,19 @@ impl Ops {
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
-        self.block_until(state, &[file], &mut [], &wait, |state, _| {
+        let (state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
             let (conn, _) = state.sendable(file)?;
-            match state.client.send_urgent(conn, bytes) {
-                Ok(sent) => Ok(sent),
-                Err(ginnel::SendError::Full) => Err(Errno::AGAIN),
-                Err(_) => Err(Errno::PIPE),
+            match state.client.send_urgent(conn, &bytes[done.get()..]) {
+                Ok(sent) => done.set(done.get() + sent),
+                Err(ginnel::SendError::Full) => return Err(Errno::AGAIN),
+                Err(_) => return Err(Errno::PIPE),
             }
-        })
+            if done.get() == bytes.len() { Ok(()) } else { Err(Errno::AGAIN) }
+        });
+        match result {
+            Err(error) if done.get() == 0 => (state, Err(error)),
+            _ => (state, Ok(done.get())),
+        }
     }
 
     /// Implements `F_GETOWN`: returns the process that gets `SIGURG`, the negative process group, or 0.

@@ -425,14 +425,22 @@ impl RemoteEngine {
 
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         let entry = self.conn_mut(conn).ok_or(SendError::Stale)?;
+        if entry.deferred_close != DeferredClose::Nothing {
+            return Err(SendError::Closed);
+        }
         if !entry.ranges.is_empty() {
-            entry.is_send_blocked = true;
+            entry.is_send_blocked |= !bytes.is_empty();
             return Ok(0);
         }
-        match self.call(ChannelRequest::SendUrgent(conn.index(), bytes.to_vec())) {
-            Ok(ChannelReply::SendUrgent(result)) => result,
-            _ => Err(SendError::Stale),
+        let count = match self.client.get_mut().send_urgent(conn, bytes) {
+            // The engine has not taken all that was written before.
+            Err(SendError::Full) => 0,
+            result => result?,
+        };
+        if count < bytes.len() {
+            self.conns[conn.index() as usize].is_send_blocked = true;
         }
+        Ok(count)
     }
 
     fn has_unordered(&self, conn: Conn) -> bool {

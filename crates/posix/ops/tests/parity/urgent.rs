@@ -1,6 +1,7 @@
 //! Urgent data.
 
 use crate::sys::{Fd, Fixture, SIOCATMARK, SIOCOUTQNSD, word};
+use crate::{kernel, signals};
 use libc::{
     EPOLL_CTL_ADD, EPOLLET, EPOLLIN, EPOLLPRI, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL,
     POLLIN, POLLPRI, SHUT_WR, SO_OOBINLINE, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET,
@@ -33,6 +34,36 @@ pub fn urgent_byte(w: &mut Fixture<'_>) {
     w.b.send(b, b"more", 0).unwrap();
     w.wait(w.a, a, POLLIN);
     w.log("next bytes", w.a.recv(a, 10, 0));
+}
+
+pub fn urgent_bytes_wait_for_room(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let mut filled = 0;
+    while let Ok(sent) = w.b.send(b, &[b'.'; 100_000], MSG_DONTWAIT) {
+        filled += sent;
+        w.settle();
+    }
+    w.log("no room", w.b.send(b, b"!", OOB));
+    let (from, to) = (w.b, w.a);
+    let bytes = vec![b'u'; 300_000];
+    let (result, received) = std::thread::scope(|scope| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let call = scope.spawn(move || {
+            sender.send(kernel::this_thread()).unwrap();
+            from.send(b, &bytes, MSG_OOB)
+        });
+        signals::wait_in_call(receiver.recv().unwrap());
+        assert!(!call.is_finished(), "the call must wait");
+        let mut received = 0;
+        // The urgent byte is not in the stream.
+        while received < filled + 300_000 - 1 {
+            received += to.recv(a, 50_000, 0).unwrap().len();
+        }
+        (call.join().unwrap(), received - filled)
+    });
+    w.log("result", result);
+    w.log("received", received);
+    w.log("urgent byte", w.a.recv(a, 10, OOB));
 }
 
 pub fn urgent_byte_after_normal_data(w: &mut Fixture<'_>) {
@@ -319,6 +350,7 @@ pub mod tests {
         no_urgent_data
         urgent_byte
         urgent_byte_after_normal_data
+        urgent_bytes_wait_for_room
         urgent_data_and_epoll
         reads_stop_at_the_mark
         reading_past_the_mark_discards_it

@@ -32,7 +32,8 @@ pub(super) fn received(header: &DatagramHeader) -> ReceivedDatagram {
 }
 
 impl Client {
-    /// Sends bytes of which the last is urgent, after what was written before. Returns how many were taken.
+    /// Sends bytes of which the last is urgent, after what was written before. Returns how many were taken;
+    /// if not all, [`ClientEvent::Writable`](super::ClientEvent::Writable) follows.
     ///
     /// # Errors
     /// As [`Client::send`]; also [`SendError::Full`] if the engine has not yet taken all that was written
@@ -40,7 +41,13 @@ impl Client {
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         self.tracked(conn).map_err(|_| SendError::Stale)?;
         match self.call(ChannelRequest::SendUrgent(conn.index(), bytes.to_vec())) {
-            Ok(ChannelReply::SendUrgent(result)) => result,
+            Ok(ChannelReply::SendUrgent(result)) => {
+                if result == Err(SendError::Full) || result.is_ok_and(|sent| sent < bytes.len()) {
+                    // `Writable` is reported when the stack notifies.
+                    let _ = self.await_send_space(conn, usize::MAX);
+                }
+                result
+            }
             _ => Err(SendError::Stale),
         }
     }

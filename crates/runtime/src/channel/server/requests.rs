@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::error::Error;
 use core::ops::RangeInclusive;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
+use ginnel_stack::handle::Conn;
 
 impl Domain {
     /// Processes at most `max` notifications of a client, and no more than there are numbers of sockets and
@@ -219,9 +220,7 @@ impl Domain {
             }
             ChannelRequest::SendUrgent(socket, bytes) => {
                 ChannelReply::SendUrgent(match owned_conn(self, socket) {
-                    // The urgent bytes come after what was written before.
-                    Some(conn) if self.forward(cx, socket, conn, usize::MAX) => cx.send_urgent(conn, &bytes),
-                    Some(_) => Err(SendError::Full),
+                    Some(conn) => self.send_urgent(cx, conn, socket, &bytes),
                     None => Err(SendError::Stale),
                 })
             }
@@ -269,5 +268,25 @@ impl Domain {
                 ChannelReply::Done
             }
         }
+    }
+
+    /// Queues urgent bytes after all that clients wrote before. If not all were taken, the client is notified
+    /// when there may be room.
+    fn send_urgent(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: Conn,
+        socket: u32,
+        bytes: &[u8],
+    ) -> Result<usize, SendError> {
+        let sent = match self.forward(cx, socket, conn, usize::MAX) {
+            true => cx.send_urgent(conn, bytes),
+            false => Err(SendError::Full),
+        };
+        if sent == Err(SendError::Full) || sent.is_ok_and(|sent| sent < bytes.len()) {
+            self.socket(socket).awaits_acked = true;
+            cx.request_writable(conn);
+        }
+        sent
     }
 }
