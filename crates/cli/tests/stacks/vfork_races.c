@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -41,10 +42,30 @@ static int status_of(pid_t child)
     return WEXITSTATUS(status);
 }
 
-static void *fork_children(void *by_number)
+// Ways to fork.
+enum { BY_LIBC, BY_CLONE, BY_CLONE3, BY_FORK };
+
+static pid_t fork_by(int way)
 {
-    while (!ends) {
-        pid_t child = by_number ? syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
+    struct clone_args args = {.exit_signal = SIGCHLD};
+    switch (way) {
+    case BY_CLONE:
+        return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    case BY_CLONE3:
+        return syscall(SYS_clone3, &args, sizeof args);
+#ifdef SYS_fork
+    case BY_FORK:
+        return syscall(SYS_fork);
+#endif
+    default:
+        return fork();
+    }
+}
+
+static void *fork_children(void *ways)
+{
+    for (int i = 0; !ends; i++) {
+        pid_t child = fork_by(((int *)ways)[i % 2]);
         if (child == 0)
             _exit(write_ends() - inherited);
         held += status_of(child);
@@ -117,8 +138,9 @@ int main(int argc, char **argv)
     fflush(stdout);
     inherited = write_ends();
     pthread_t threads[4];
-    pthread_create(&threads[0], NULL, fork_children, NULL);
-    pthread_create(&threads[1], NULL, fork_children, &ends);
+    int ways[] = {BY_LIBC, BY_FORK, BY_CLONE, BY_CLONE3};
+    pthread_create(&threads[0], NULL, fork_children, &ways[0]);
+    pthread_create(&threads[1], NULL, fork_children, &ways[2]);
     pthread_create(&threads[2], NULL, vfork_children, NULL);
     pthread_create(&threads[3], NULL, vfork_children, NULL);
     struct timespec time = {.tv_sec = SECONDS};
@@ -141,7 +163,7 @@ int main(int argc, char **argv)
     sigemptyset(&alarms);
     sigaddset(&alarms, SIGALRM);
     pthread_sigmask(SIG_BLOCK, &alarms, NULL);
-    pthread_create(&threads[0], NULL, fork_children, NULL);
+    pthread_create(&threads[0], NULL, fork_children, &ways[0]);
     pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
     struct timespec begin, now;
     clock_gettime(CLOCK_MONOTONIC, &begin);

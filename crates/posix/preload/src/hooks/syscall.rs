@@ -87,9 +87,7 @@ unsafe extern "C" fn syscall(
         // SAFETY: the program's arguments are those of the system call.
         return unsafe { super::signal_masks::rt_sigprocmask(a, b, c, d) };
     }
-    // Without `CLONE_VM` and without a new stack, `clone` is a fork. Other children are threads, or start at
-    // another place.
-    if number == libc::SYS_clone && a & c_long::from(libc::CLONE_VM) == 0 && b == 0 {
+    if is_fork(number, a, b) {
         // SAFETY: the program's arguments, unchanged.
         return crate::fork::run_fork_syscall(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
     }
@@ -107,6 +105,25 @@ unsafe extern "C" fn syscall(
     };
     // SAFETY: the program's arguments, unchanged.
     done.unwrap_or_else(|| unsafe { real::syscall(number, a, b, c, d, e, f) })
+}
+
+/// Returns whether a system call with these two arguments is a fork: it neither has `CLONE_VM` nor a new
+/// stack. Other children are threads, or start at another place.
+fn is_fork(number: c_long, first: c_long, second: c_long) -> bool {
+    let clone_vm = u64::from(libc::CLONE_VM.unsigned_abs());
+    match number {
+        libc::SYS_clone => first as u64 & clone_vm == 0 && second == 0,
+        libc::SYS_clone3 => {
+            // Flags, four other words, and the stack. The kernel refuses what cannot be read.
+            let arguments: *const [u64; 6] = core::ptr::with_exposed_provenance(first as usize);
+            // SAFETY: any bytes are words.
+            let arguments = unsafe { user_memory::read(arguments) };
+            arguments.is_ok_and(|words| words[0] & clone_vm == 0 && words[5] == 0)
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => true,
+        _ => false,
+    }
 }
 
 /// Calls the hook of a system call that all architectures have. Returns `None` if the kernel must be called.
