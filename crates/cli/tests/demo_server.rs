@@ -114,9 +114,11 @@ fn kernel_proxy_serves_all_addresses_with_all_backends() {
 fn rates_are_printed_every_second() {
     let [port] = free_ports();
     let mut server = Server::start(&format!("--stack kernel -v -a 127.0.0.1:{port}"));
-    let mut line = String::new();
-    server.output.read_line(&mut line).unwrap();
-    assert!(line.starts_with("Request/s 0; by worker 0; connections/s 0"), "{line}");
+    for _ in 0..2 {
+        let mut line = String::new();
+        server.output.read_line(&mut line).unwrap();
+        assert!(line.starts_with("Request/s 0; by worker 0; connections/s 0"), "{line}");
+    }
     server.stop();
 }
 

@@ -49,6 +49,9 @@ fn redis_server_serves_while_a_child_saves() {
         "2",
         "--io-threads-do-reads",
         "yes",
+        // Microseconds for each key: the child saves while the load runs.
+        "--rdb-key-save-delay",
+        "500000",
     ]);
     redis.wait_until_listening("10.9.0.2:6379");
     let value = distinct_bytes(2_000_000);
@@ -68,6 +71,7 @@ fn redis_server_serves_while_a_child_saves() {
     stream.write_all(b"PUBLISH news hello\r\nBGSAVE\r\n").unwrap();
     assert_reads(&stream, ":1\r\n+Background saving started\r\n");
     assert_reads(&subscriber, "*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$5\r\nhello\r\n");
+    assert_eq!(info(&fixture, "rdb_bgsave_in_progress"), "1");
     // Few requests: the server's I/O threads spin for each other, which is slow with fewer CPUs than threads.
     let load = ["-h", "10.9.0.2", "-c", "10", "-n", "500", "-t", "set,get", "-q"];
     let rates = fixture.client_text("redis-benchmark", &load);
@@ -96,10 +100,14 @@ fn a_replica_follows_over_the_stack() {
     let follows = ["redis-server", "--bind", "10.9.0.2", "--replicaof", "10.9.0.1", "6380"];
     let mut replica = fixture.start_on_stack(&[&follows[..], &common].concat());
     replica.wait_until_listening("10.9.0.2:6379");
-    // The replica gets `b` with the initial copy, or as a later change.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while info(&fixture, "master_link_status") != "up" {
+        assert!(std::time::Instant::now() < end, "the replica is not synchronized");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    // A change after the initial copy.
     first.write_all(b"SET b later\r\n").unwrap();
     assert_reads(&first, "+OK\r\n");
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while fixture.client_text("redis-cli", &["-h", "10.9.0.2", "--raw", "get", "b"]).trim() != "later" {
         assert!(
             std::time::Instant::now() < end,

@@ -142,12 +142,14 @@ fn zero_length_option_invalidates_the_message() {
 #[test]
 fn excess_and_invalid_prefixes_are_skipped() {
     let mut bytes = emitted(&router(PREFIXES_MAX as u16));
-    let last = bytes[bytes.len() - 32..].to_vec();
-    bytes.extend(&last);
+    let mut excess = bytes[bytes.len() - 32..].to_vec();
+    excess[16 + 5] ^= 0x80;
+    bytes.extend(&excess);
     let Ok(NdpMessage::RouterAdvertisement(read)) = NdpMessage::parse(&bytes, HOST, PEER, 255) else {
         panic!("refused")
     };
     assert_eq!(read.prefixes.len(), PREFIXES_MAX);
+    assert_eq!(read.prefixes.last(), Some(&prefix(PREFIXES_MAX as u16 - 1)));
     bytes[32 + 2] = 129;
     let Ok(NdpMessage::RouterAdvertisement(read)) = NdpMessage::parse(&bytes, HOST, PEER, 255) else {
         panic!("refused")
