@@ -210,6 +210,7 @@ mod tests {
     /// Name of the variable with the directory of the stack of the process that panics.
     const DIRECTORY: &str = "GINNEL_TEST_PANIC_DIRECTORY";
 
+    #[inline(never)]
     fn innermost_function_of_the_test() {
         panic!("a shard met {}", "a bug");
     }
