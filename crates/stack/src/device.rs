@@ -10,6 +10,7 @@
 use crate::time::Instant;
 use arrayvec::ArrayVec;
 use core::sync::atomic::{AtomicU8, Ordering};
+use serde::{Deserialize, Serialize};
 
 /// Largest number of frames in one burst: enough to overlap memory latencies, few enough for the headers of
 /// all frames to stay in the first-level cache.
@@ -65,7 +66,7 @@ pub struct Gso {
 
 /// Hash and priority of the flow that a frame belongs to. Four bytes, to keep the descriptions of frames
 /// small.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Label(u32);
 
 impl Label {

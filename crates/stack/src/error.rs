@@ -1,11 +1,12 @@
 //! Errors that callers of the engine receive. Each names the errno of the corresponding error on Linux.
 
 use core::fmt;
+use serde::{Deserialize, Serialize};
 
 macro_rules! errors {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident => $text:literal,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum $name { $($(#[$vdoc])* $variant,)* }
 
         impl fmt::Display for $name {

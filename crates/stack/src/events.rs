@@ -4,9 +4,10 @@
 use crate::device::RxBurst;
 use crate::handle::{Conn, Listener, UdpHandle};
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 
 /// Bytes of the stream that are still in a frame of the current burst.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InlineData {
     /// Index of the frame in the burst.
     pub(crate) frame: u16,
@@ -35,7 +36,7 @@ impl InlineData {
 }
 
 /// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CloseReason {
     /// Both sides have sent and acknowledged FIN, or TIME-WAIT completes the close.
     Normal,
@@ -69,7 +70,7 @@ pub enum CloseReason {
 }
 
 /// An event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A connection is in the accept queue: [`Stack::accept`](crate::stack::Stack::accept).
     Incoming {

@@ -1,8 +1,10 @@
 //! Handles, which an application stores instead of references. Each contains a slot and the generation of its
 //! occupant, so that a handle that outlives its connection is an error and never another connection.
 
+use serde::{Deserialize, Serialize};
+
 /// A TCP connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Conn {
     index: u32,
     generation: u32,
@@ -27,7 +29,7 @@ impl Conn {
 }
 
 /// A listening TCP socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Listener {
     index: u32,
     generation: u32,
@@ -51,15 +53,15 @@ impl Listener {
 }
 
 /// A device of the stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PortId(pub u16);
 
 /// A link: a device, or one VLAN of it, with its addresses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LinkId(pub u16);
 
 /// A UDP socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UdpHandle {
     /// The slot.
     pub(crate) index: u32,

@@ -3,9 +3,10 @@
 
 use crate::handle::LinkId;
 use core::net::{IpAddr, Ipv4Addr};
+use serde::{Deserialize, Serialize};
 
 /// How the list of sources of a filter is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FilterMode {
     /// Only packets of the listed sources are received.
     Include,
@@ -14,11 +15,26 @@ pub enum FilterMode {
 }
 
 /// A source filter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "SavedFilter")]
 pub struct SourceFilter {
     mode: FilterMode,
     /// Sorted, without duplicates.
     sources: Vec<IpAddr>,
+}
+
+/// A source filter as it is read from an image, which need not be sorted.
+#[derive(Deserialize)]
+#[serde(rename = "SourceFilter")]
+struct SavedFilter {
+    mode: FilterMode,
+    sources: Vec<IpAddr>,
+}
+
+impl From<SavedFilter> for SourceFilter {
+    fn from(saved: SavedFilter) -> Self {
+        Self::new(saved.mode, saved.sources)
+    }
 }
 
 impl SourceFilter {
@@ -57,7 +73,7 @@ impl SourceFilter {
 }
 
 /// The options of a UDP socket about groups of one address family. The default is Linux's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MulticastOptions {
     /// The link by which datagrams leave; `None` lets the route or the source address determine the link
     /// (`IP_MULTICAST_IF`, `IPV6_MULTICAST_IF`).

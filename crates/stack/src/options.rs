@@ -8,9 +8,10 @@ use crate::tcp::profile::{RTO_MAX_RANGE, RTO_MIN_RANGE, checked_buffer, checked_
 use crate::tcp::state::State;
 use core::net::SocketAddr;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// Options of a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenOptions {
     /// Connections that may be queued for accept, as Linux counts them (one more than this number fits).
     /// Default 4,096.
@@ -62,7 +63,7 @@ impl ListenOptions {
 }
 
 /// Options of a connection that is opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectOptions {
     /// Source address; with port 0 the stack chooses one (RFC 6056). With `None` the stack chooses both.
     pub local: Option<SocketAddr>,
@@ -74,7 +75,7 @@ pub struct ConnectOptions {
 }
 
 /// Options of a socket before it has a connection. `None` takes the value of the configuration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOptions {
     /// Receive buffer in bytes (`SO_RCVBUF`, but exactly this size).
     pub recv_buffer_bytes: Option<u32>,
@@ -145,7 +146,7 @@ pub fn defer_accept_timeouts(seconds: u32) -> u8 {
 }
 
 /// Headers of a SYN that are saved for the application that accepts the connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SaveSyn {
     /// No headers.
     #[default]
@@ -157,7 +158,7 @@ pub enum SaveSyn {
 }
 
 /// An option of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TcpOption {
     /// Sends small segments at once (`TCP_NODELAY`). Off by default: Nagle's algorithm holds them back (RFC
     /// 1122 §4.2.3.4).
@@ -264,7 +265,7 @@ impl TcpOption {
 }
 
 /// Sizes of the buffers of a connection in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferLimits {
     /// Largest size of the receive buffer.
     pub recv_max: u32,
@@ -275,7 +276,7 @@ pub struct BufferLimits {
 }
 
 /// Information about a connection, in the terms of Linux's `struct tcp_info`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpInfo {
     /// State.
     pub state: State,
@@ -379,7 +380,7 @@ pub struct TcpInfo {
 }
 
 /// BBR's model of the path (Linux's `struct tcp_bbr_info`). All zeros before the first segment is sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BbrInfo {
     /// Bandwidth in bytes per second.
     pub bandwidth: u64,
@@ -392,7 +393,7 @@ pub struct BbrInfo {
 }
 
 /// Position of urgent data (`SIOCATMARK`, `POLLPRI`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UrgentMark {
     /// Unread bytes before the urgent byte.
     pub ahead: usize,
@@ -401,7 +402,7 @@ pub struct UrgentMark {
 }
 
 /// Reason for which a connection was not opened fast (RFC 7413), with the values of Linux.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FastOpenFailure {
     /// Nothing failed: the connection was opened fast, or that was not asked for.
     #[default]
@@ -415,7 +416,7 @@ pub enum FastOpenFailure {
 }
 
 /// Congestion state, with Linux's names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CaState {
     /// No loss or reordering is suspected.
     #[default]

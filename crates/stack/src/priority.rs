@@ -14,6 +14,7 @@ pub use classed_queue::{ClassedQueue, QueueClass};
 pub use numbers::PrioritizedNumbers;
 
 use crate::device::{Label, RxBurst};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// False only in the build with which the bench `priority-off-cost` compares
@@ -90,7 +91,7 @@ pub type ClassSet = u8;
 
 /// Chooses the class whose work is done next: the highest one with work, except that the classes below a
 /// class with work get a minimum share together, and among themselves likewise.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClassScheduler {
     /// Units of lower classes for each unit of a class, in parts of [`UNIT`].
     lower_units: u64,

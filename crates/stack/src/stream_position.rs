@@ -2,6 +2,7 @@
 
 use crate::tcp::UnorderedBytes;
 use core::ops::Range;
+use serde::{Deserialize, Serialize};
 
 /// Counts the bytes of a stream of which some are received before bytes that precede them
 /// ([`TcpOption::Unordered`](crate::options::TcpOption::Unordered)), so that the receiver knows the offset of
@@ -10,7 +11,7 @@ use core::ops::Range;
 ///
 /// Bytes received in order skip those received before, and a single read or call of a handler never contains
 /// bytes of both sides of skipped ones.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamPosition {
     /// Offset of the next byte in order.
     next: u64,

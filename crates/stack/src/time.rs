@@ -2,11 +2,12 @@
 
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// A point in time, in nanoseconds since an epoch of the caller's choice (monotonic).
 ///
 /// The engine reads no clock: the shard passes the time of its burst, a simulation passes any time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Instant(u64);
 
 impl Instant {

@@ -3,6 +3,7 @@
 
 use crate::wire::checksum::Sum;
 use crate::wire::{icmpv4, icmpv6};
+use serde::{Deserialize, Serialize};
 
 /// Smallest length in bytes of a quoted packet that extensions follow (RFC 4884 §3).
 const QUOTE_LEN_MIN: usize = 128;
@@ -12,7 +13,7 @@ const HEADER_LEN: usize = 4;
 const VERSION: u8 = 2;
 
 /// The position of a message's extensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IcmpExtensions {
     /// Byte offset from the beginning of the quoted datagram's payload.
     pub offset: u16,

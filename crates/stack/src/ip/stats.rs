@@ -4,7 +4,7 @@
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         pub struct $name { $($(#[$fdoc])* pub $field: u64,)* }
 
         impl $name {

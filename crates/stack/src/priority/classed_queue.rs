@@ -2,10 +2,11 @@
 //! oldest one of the class whose turn it is.
 
 use super::{BEST_EFFORT, CLASSES, COMPILED, ClassScheduler, ClassSet};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Entries of other classes than best effort, and the minimum share of lower classes.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct OtherClasses<T> {
     /// By class. The queue of best effort is empty.
     queues: [VecDeque<T>; CLASSES],
@@ -23,7 +24,7 @@ pub struct QueueClass {
 }
 
 /// A queue whose entries may have classes. Without them it is first in, first out.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ClassedQueue<T> {
     best_effort: VecDeque<T>,
     /// `None` until an entry of another class was added.

@@ -1,18 +1,52 @@
 //! Numbers, such as those of sockets, that wait to be looked at, by class.
 
 use super::{CLASSES, ClassScheduler, ClassSet};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Queues of numbers, one for each class, in which a number is at most once, and the order in which they are
 /// served. A number may be in the queues of several classes: when it is taken for a higher class, all of its
 /// work is done, and nothing is left when the entry of the lower class is taken.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "SavedNumbers")]
 pub struct PrioritizedNumbers {
     queues: [VecDeque<u32>; CLASSES],
+    #[serde(skip)]
     with_entries: ClassSet,
     /// For each number, the classes in whose queues it is.
     queued: Vec<ClassSet>,
     scheduler: ClassScheduler,
+}
+
+/// Queues of numbers as they are read from an image.
+#[derive(Deserialize)]
+#[serde(rename = "PrioritizedNumbers")]
+struct SavedNumbers {
+    queues: [VecDeque<u32>; CLASSES],
+    queued: Vec<ClassSet>,
+    scheduler: ClassScheduler,
+}
+
+impl TryFrom<SavedNumbers> for PrioritizedNumbers {
+    type Error = &'static str;
+
+    fn try_from(saved: SavedNumbers) -> Result<Self, Self::Error> {
+        let SavedNumbers { queues, queued, scheduler } = saved;
+        let mut found = vec![0; queued.len()];
+        let mut with_entries = 0;
+        for (class, queue) in queues.iter().enumerate() {
+            with_entries |= ClassSet::from(!queue.is_empty()) << class;
+            for number in queue {
+                let classes: &mut ClassSet =
+                    found.get_mut(*number as usize).ok_or("a queue has a number beyond its table")?;
+                *classes |= 1 << class;
+            }
+        }
+        if found != queued {
+            return Err("the queues of numbers contradict their table");
+        }
+        Ok(Self { queues, with_entries, queued, scheduler })
+    }
 }
 
 impl PrioritizedNumbers {

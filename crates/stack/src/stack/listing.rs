@@ -8,9 +8,10 @@ use crate::tcp::state::State;
 use crate::time::Instant;
 use core::net::SocketAddr;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// A socket in a listing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedSocket {
     /// TCP or UDP.
     pub protocol: SocketProtocol,
@@ -36,7 +37,7 @@ pub struct ListedSocket {
 }
 
 /// Names a socket in a listing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketHandle {
     /// A connection.
     Conn(Conn),
@@ -49,7 +50,7 @@ pub enum SocketHandle {
 }
 
 /// Memory of a socket in bytes, named as in Linux's `INET_DIAG_SKMEMINFO` where Linux has the value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketMemory {
     /// Bytes received and buffered: those that can be read and those that wait after gaps. For UDP, including
     /// the overhead that each datagram is charged.
@@ -71,7 +72,7 @@ pub struct SocketMemory {
 }
 
 /// Transport protocol of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketProtocol {
     /// TCP.
     Tcp,
@@ -80,7 +81,7 @@ pub enum SocketProtocol {
 }
 
 /// Timer of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedTimer {
     /// Purpose of the timer.
     pub kind: TimerKind,
@@ -91,7 +92,7 @@ pub struct ListedTimer {
 }
 
 /// Kinds of timers that Linux distinguishes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TimerKind {
     /// Data are in flight: retransmission, tail loss probe, reordering.
     On,

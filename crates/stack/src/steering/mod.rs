@@ -40,6 +40,7 @@ use ephemeral_udp::EphemeralUdpPorts;
 use home_ports::HomePorts;
 use policy::{PolicyState, SteeredFlow};
 use port_bits::PortBits;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use toeplitz::Toeplitz;
 use udp::{UdpOwner, UdpPortTable};
@@ -55,7 +56,7 @@ pub const NO_SHARD: u8 = u8::MAX;
 pub const INDIRECTION_ENTRIES_MAX: usize = 4096;
 
 /// The owner of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FrameOwner {
     /// The shard with this number.
     Shard(u8),
@@ -69,7 +70,7 @@ pub enum FrameOwner {
 }
 
 /// The shards that get a copy of a frame for the primary shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Broadcast {
     /// No other shard: they learn nothing from it.
     None,
@@ -432,7 +433,7 @@ impl Steering {
 }
 
 /// A packet that one shard has reassembled, or looped back, and that another shard owns.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MisroutedPacket {
     /// The owner.
     pub owner: FrameOwner,
@@ -444,7 +445,7 @@ pub struct MisroutedPacket {
 
 /// An update that a shard broadcasts to the others, in addition to the frames from which neighbours and
 /// routes are learnt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ControlUpdate {
     /// The primary shard has finished duplicate address detection for an IPv6 address (RFC 4862 §5.4).
     DadResult {
@@ -467,7 +468,7 @@ pub enum ControlUpdate {
 }
 
 /// Knowledge about a peer from one of its SYN+ACKs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FastOpenPeer {
     /// The address of this host.
     pub local: IpAddr,

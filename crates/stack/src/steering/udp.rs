@@ -6,10 +6,11 @@
 
 use crate::udp::{UdpOptions, compute_score, has_bind_conflict};
 use core::net::SocketAddr;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A bound socket as all shards know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpBinding {
     /// A number that identifies the socket.
     pub id: u64,
@@ -24,7 +25,7 @@ pub struct UdpBinding {
 }
 
 /// The owner of a datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UdpOwner {
     /// The shard with this number.
     Shard(u8),
@@ -33,7 +34,7 @@ pub enum UdpOwner {
 }
 
 /// All bound sockets by port, in the order they were bound.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct UdpPortTable {
     ports: BTreeMap<u16, Vec<UdpBinding>>,
 }

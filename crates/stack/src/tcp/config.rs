@@ -2,10 +2,10 @@
 
 use crate::error::ConfigError;
 use core::ops::RangeInclusive;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Algorithm that controls the congestion window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Ord, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Ord, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CongestionControl {
     /// RFC 9438, with HyStart++ (RFC 9406).

@@ -5,13 +5,14 @@ use super::time_wait::TimeWaitTable;
 use crate::flow_table::FlowTable;
 use crate::ip::rx_fast_path::peek_flow_key;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use serde::{Deserialize, Serialize};
 
 /// Marks an index in the flow table as one of the TIME-WAIT table.
 pub(crate) const TIME_WAIT_BIT: u32 = 1 << 31;
 
 /// The address of one end: an IPv6 address as a number, or an IPv4 address as the IPv6 address it is mapped
 /// to (RFC 4291 §2.5.5.2), which no packet has. So both families are compared and hashed without a branch.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostAddr(u128);
 
 /// The mapped prefix: bits 32 to 127 of mapped addresses; the lower 32 bits are 0.
@@ -86,7 +87,7 @@ impl core::fmt::Debug for HostAddr {
 pub(crate) const NO_HINT: u32 = u32::MAX;
 
 /// Both ends of a connection, as segments from the peer have them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowKey {
     pub(crate) remote: HostAddr,
     pub(crate) local: HostAddr,

@@ -3,10 +3,11 @@
 
 use super::demux::{FlowKey, HostAddr};
 use core::net::IpAddr;
+use serde::{Deserialize, Serialize};
 
 /// Options by which a connection shares its local port with other sockets that are bound. A connection
 /// has these options of the listener that accepted it, or of the socket that opened it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PortSharing {
     /// The socket has `SO_REUSEADDR`.
     pub reuse_address: bool,

@@ -6,6 +6,7 @@
 
 use crate::wire::checksum::Sum;
 use core::sync::atomic::AtomicU8;
+use serde::{Deserialize, Serialize};
 
 /// A producer of bytes that yields equal bytes each time. It is called on the shard's thread while segments
 /// are built, so it must neither block nor be slow.
@@ -37,7 +38,7 @@ pub trait Source: Send {
 }
 
 /// Identifies a source of a [`SourceTable`]. Stale after the source was released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SourceId {
     /// Slot in the table.
     pub index: u32,

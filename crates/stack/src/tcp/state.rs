@@ -18,9 +18,11 @@
 //!                                       └────────────► CLOSED
 //! ```
 
+use serde::{Deserialize, Serialize};
+
 /// State of a connection. A listener is in LISTEN and has an entry of its own, and so has a connection in
 /// TIME-WAIT; both states are named here because users query them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum State {
     /// There is no connection.

@@ -1,11 +1,12 @@
 //! Counters of TCP.
 
 use crate::events::CloseReason;
+use serde::{Deserialize, Serialize};
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct $name { $($(#[$fdoc])* pub $field: u64,)* }
 
         impl $name {

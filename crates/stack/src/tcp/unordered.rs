@@ -13,9 +13,10 @@ use crate::error::Stale;
 use crate::events::Event;
 use crate::handle::Conn;
 use crate::priority;
+use serde::{Deserialize, Serialize};
 
 /// Bytes that were taken while bytes before them in the stream are missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnorderedBytes {
     /// Distance in the stream, in bytes, from the first byte that was not read in order to the first of these
     /// bytes. It includes bytes in between that were taken out of order before.

@@ -2,9 +2,10 @@
 
 use crate::icmp::error::IcmpErrorKind;
 use core::fmt;
+use serde::{Deserialize, Serialize};
 
 /// Why a call on a UDP socket failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum UdpError {
     /// The socket of the handle is closed (`EBADF`).
     Stale,

@@ -5,13 +5,14 @@ use super::{Udp, UdpError};
 use crate::handle::UdpHandle;
 use crate::icmp::extensions::IcmpExtensions;
 use core::net::{IpAddr, SocketAddr};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Largest number of queued errors per socket. Further errors only become the pending error.
 const ERRORS_MAX: usize = 64;
 
 /// A queued error, as in Linux's `sock_extended_err`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpExtendedError {
     /// The error code.
     pub error: UdpError,

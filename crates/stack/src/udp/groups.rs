@@ -11,6 +11,7 @@ use crate::link::groups::GroupUser;
 use crate::multicast::{MulticastOptions, SourceFilter};
 use crate::time::Instant;
 use core::net::{IpAddr, SocketAddr};
+use serde::{Deserialize, Serialize};
 
 /// Hop limit of datagrams to groups (RFC 1112 §6.1).
 const HOP_LIMIT_DEFAULT: u8 = 1;
@@ -31,7 +32,7 @@ impl Membership {
 }
 
 /// Limits of the memberships of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MembershipLimits {
     /// Largest number of IPv4 groups (`igmp_max_memberships`).
     pub igmp_max_memberships: u32,

@@ -43,11 +43,12 @@ use filter::Arrival;
 use groups::Membership;
 use queue::UdpReceiveQueue;
 use send::transmit;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// The parameters of a send call, which sends one datagram or several datagrams of one length.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpSendParams {
     /// Destination; `None` stands for the remote address of a connected socket.
     pub to: Option<SocketAddr>,
@@ -64,7 +65,7 @@ pub struct UdpSendParams {
 }
 
 /// The options of a socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpOptions {
     /// Lets other sockets with this option bind the same address; the socket bound last gets the datagrams
     /// (`SO_REUSEADDR`).

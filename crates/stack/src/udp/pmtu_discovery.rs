@@ -2,9 +2,10 @@
 
 use crate::ip::{Network, Route};
 use crate::wire::ipv6;
+use serde::{Deserialize, Serialize};
 
 /// Treatment of datagrams that exceed the path MTU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PmtuDiscovery {
     /// They are fragmented by this host, and routers must not fragment them (`IP_PMTUDISC_WANT`).
     #[default]

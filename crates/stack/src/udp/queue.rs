@@ -2,13 +2,14 @@
 //! steady state.
 
 use core::net::{IpAddr, SocketAddr};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Bytes charged for a datagram besides its payload: approximately the size of its entry.
 pub(super) const OVERHEAD: usize = 64;
 
 /// A received datagram without its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Datagram {
     /// Bytes of payload. This is more than the length of the caller's buffer if the payload was truncated.
     pub len: usize,

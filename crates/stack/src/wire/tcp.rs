@@ -7,12 +7,13 @@ pub use options::{FastOpenCookie, OPTIONS_LEN_MAX, SACK_BLOCKS_MAX, TcpOptions, 
 use super::{WireError, be16, be32, header_buffer, header_bytes};
 use core::fmt;
 use core::ops::{Add, AddAssign, BitOr, BitOrAssign, Sub};
+use serde::{Deserialize, Serialize};
 
 /// A sequence number. Arithmetic and comparison wrap at 2^32 (RFC 9293 §3.4).
 ///
 /// There is deliberately no `PartialOrd`: the order is valid only within a window of 2^31 and is not
 /// transitive.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SeqNumber(pub u32);
 
 impl SeqNumber {
