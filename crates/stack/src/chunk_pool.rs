@@ -9,6 +9,10 @@
 //! All streams of a shard share one pool, so that its budget bounds their total memory. A chunk from `alloc`
 //! still contains the bytes of its previous user: buffers expose only bytes that they wrote.
 
+use serde::{Deserialize, Serialize};
+
+pub(crate) mod image;
+
 /// Bytes of a chunk: a full-sized segment fits, and a small request wastes little.
 pub const CHUNK_BYTES: usize = 2048;
 
@@ -16,7 +20,7 @@ pub const CHUNK_BYTES: usize = 2048;
 pub type Chunk = [u8; CHUNK_BYTES];
 
 /// Identifies a chunk of a [`ChunkPool`]. The owner of a chunk from `alloc` must free it once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkId(pub u32);
 
 #[derive(Debug, Default)]

@@ -156,7 +156,7 @@ impl ClassScheduler {
 
 /// A queue for each class, except that the queue of the current class is the caller's: code that works on
 /// that queue knows nothing of classes.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ClassQueues<T> {
     /// Queues of the other classes. The entry of the current class is empty.
     waiting: [VecDeque<T>; CLASSES],
@@ -194,6 +194,17 @@ impl<T> ClassQueues<T> {
     /// Removes the entries of the other classes for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.waiting.iter_mut().for_each(|waiting| waiting.retain(&mut keep));
+    }
+
+    /// Returns whether the queues, which were read from an image, have their places: there is a current
+    /// class, and its entry is empty.
+    pub fn is_valid(&self) -> bool {
+        self.waiting.get(usize::from(self.current)).is_some_and(VecDeque::is_empty)
+    }
+
+    /// Iterates over the entries of the other classes.
+    pub fn others(&self) -> impl Iterator<Item = &T> {
+        self.waiting.iter().flatten()
     }
 
     /// Returns whether another class than the current one has entries.

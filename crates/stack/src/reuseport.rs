@@ -1,6 +1,8 @@
 //! Groups of sockets that share an address (`SO_REUSEPORT`), and the programs that select the member of a
 //! group for a packet (`SO_ATTACH_REUSEPORT_CBPF`), as in Linux's `sock_reuseport.c`.
 
+pub(crate) mod image;
+
 use crate::error::GroupError;
 use crate::socket_filter::{FilteredPacket, SocketFilter};
 use core::net::SocketAddr;
@@ -8,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Identifies a group by what its members have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct GroupKey {
     /// The address that they are bound to.
     pub local: SocketAddr,
@@ -56,10 +58,15 @@ impl ReuseportGroups {
         }
     }
 
-    /// Returns whether a group has a program.
+    /// Returns whether any group has a program.
     #[inline(always)]
     pub fn has_programs(&self) -> bool {
         self.programs > 0
+    }
+
+    /// Returns whether a group has a program.
+    pub fn has_program(&self, key: &GroupKey) -> bool {
+        self.groups.get(key).is_some_and(|group| group.program.is_some())
     }
 
     /// Returns the members of a group.

@@ -19,6 +19,12 @@ pub trait SocketFilter: Debug + Send + Sync {
 
     /// Returns the filter in the encoding in which it was attached.
     fn code(&self) -> &[u8];
+
+    /// Returns bytes from which another process makes the filter again
+    /// ([`Restorer::filter`](crate::stack::Restorer::filter)).
+    fn saved(&self) -> Vec<u8> {
+        self.code().to_vec()
+    }
 }
 
 /// A packet as a filter sees it.

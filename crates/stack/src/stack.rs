@@ -10,9 +10,11 @@
 //!   transmit(now)                  sends everything that is due; answers carry acknowledgements
 //! ```
 
+mod image;
 mod listing;
 mod pools;
 
+pub use image::{Nothing, Restorer, StackImage};
 pub(crate) use listing::unspecified_addr;
 pub use listing::{
     ListCursor, ListedSocket, ListedTimer, SocketHandle, SocketMemory, SocketProtocol, TimerKind,

@@ -28,6 +28,8 @@
 //!
 //! A node has 12 bytes; it stores the low 32 bits of its deadline, because its slot implies the rest.
 
+pub(crate) mod image;
+
 use crate::time::Instant;
 use core::time::Duration;
 
@@ -56,7 +58,8 @@ pub const HORIZON: Duration =
 pub const TIMER_ID_MAX: u32 = SLOT_MARK - 2;
 
 /// The timer of one connection (or neighbour, or other entry), which contains it. All zeros mean "not armed".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(into = "image::NodeImage", from = "image::NodeImage")]
 pub struct TimerNode {
     next: u32,
     prev: u32,

@@ -12,6 +12,7 @@ mod datagram;
 mod destination_cache;
 pub(crate) mod entropy;
 mod fragment_store;
+pub(crate) mod image;
 mod input;
 mod label;
 mod links;

@@ -1,5 +1,7 @@
 //! The path MTU cache: destinations whose path MTU is below the MTU of the local link (RFC 1191, RFC 8201).
 
+pub(crate) mod image;
+
 use crate::time::Instant;
 use core::net::IpAddr;
 use core::time::Duration;
@@ -9,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const IPV6_MTU_MIN: u16 = 1280;
 
 /// The path MTU of one destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct PathMtuEntry {
     /// Bytes of the largest IP packet.
     pub mtu: u16,

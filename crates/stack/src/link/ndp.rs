@@ -108,7 +108,7 @@ impl Network {
         self.timers.arm(NetworkTimer::Dad(id, address), now + after);
     }
 
-    fn on_dad_completed(&mut self, id: LinkId, address: Ipv6Addr) {
+    pub(crate) fn on_dad_completed(&mut self, id: LinkId, address: Ipv6Addr) {
         self.activate_ipv6_address(id, address);
         if address.is_unicast_link_local() {
             self.on_link_local_address(id);

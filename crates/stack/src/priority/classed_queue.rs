@@ -66,6 +66,12 @@ impl<T> ClassedQueue<T> {
         COMPILED && self.others.is_some()
     }
 
+    /// Returns all entries, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        let others = self.others.iter().flat_map(|others| &others.queues);
+        self.best_effort.iter().chain(others.flatten())
+    }
+
     /// Returns the number of entries for which there is memory.
     pub fn capacity(&self) -> usize {
         let others = self.others.iter().flat_map(|others| &others.queues);

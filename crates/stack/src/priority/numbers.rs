@@ -14,16 +14,19 @@ pub struct PrioritizedNumbers {
     #[serde(skip)]
     with_entries: ClassSet,
     /// For each number, the classes in whose queues it is.
+    #[serde(skip)]
     queued: Vec<ClassSet>,
     scheduler: ClassScheduler,
 }
+
+/// Numbers of an image are below this.
+const RESTORED_MAX: u32 = 1 << 24;
 
 /// Queues of numbers as they are read from an image.
 #[derive(Deserialize)]
 #[serde(rename = "PrioritizedNumbers")]
 struct SavedNumbers {
     queues: [VecDeque<u32>; CLASSES],
-    queued: Vec<ClassSet>,
     scheduler: ClassScheduler,
 }
 
@@ -31,21 +34,17 @@ impl TryFrom<SavedNumbers> for PrioritizedNumbers {
     type Error = &'static str;
 
     fn try_from(saved: SavedNumbers) -> Result<Self, Self::Error> {
-        let SavedNumbers { queues, queued, scheduler } = saved;
-        let mut found = vec![0; queued.len()];
-        let mut with_entries = 0;
-        for (class, queue) in queues.iter().enumerate() {
-            with_entries |= ClassSet::from(!queue.is_empty()) << class;
+        let SavedNumbers { queues, scheduler } = saved;
+        let mut numbers = Self { scheduler, ..Self::new(0) };
+        for (class, queue) in (0..).zip(queues) {
             for number in queue {
-                let classes: &mut ClassSet =
-                    found.get_mut(*number as usize).ok_or("a queue has a number beyond its table")?;
-                *classes |= 1 << class;
+                if number >= RESTORED_MAX || numbers.classes_of(number) >> class & 1 != 0 {
+                    return Err("a queue has a number twice, or one that is too large");
+                }
+                numbers.push(number, class);
             }
         }
-        if found != queued {
-            return Err("the queues of numbers contradict their table");
-        }
-        Ok(Self { queues, with_entries, queued, scheduler })
+        Ok(numbers)
     }
 }
 

@@ -19,9 +19,10 @@ use crate::handle::Listener;
 use crate::options::CaState;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 
 /// Says whether the application has announced more data after the last send (`MSG_MORE`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum MsgMore {
     #[default]
     No,
@@ -32,7 +33,7 @@ pub(crate) enum MsgMore {
 }
 
 /// Purpose of the retransmission timer (Linux's `icsk_pending`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RetransmitTimer {
     /// The timer is not set.
     #[default]
@@ -51,7 +52,7 @@ pub(crate) enum RetransmitTimer {
 }
 
 /// Urgent data of the receiving side: one byte, as on Linux (`urg_data`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum UrgentState {
     #[default]
     None,
@@ -64,7 +65,7 @@ pub(crate) enum UrgentState {
 }
 
 /// An episode of tail loss probing (RFC 8985 §7.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TailLossProbe {
     /// `snd_nxt` after the probe (TLP.end_seq; Linux's `tlp_high_seq`).
     pub end_seq: SeqNumber,
@@ -73,7 +74,7 @@ pub(crate) struct TailLossProbe {
 }
 
 /// Conditions, set on few connections, that need the slow path before new data are sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SlowPathFlags(u8);
 
 impl SlowPathFlags {
@@ -119,7 +120,9 @@ impl SlowPathFlags {
 }
 
 /// The active state of a connection.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct ActiveConn {
+    #[serde(skip)]
     pub owner: u32,
     /// Bytes from `snd_una` on: those in flight, then those that were not sent yet.
     pub send: SendBuffer,
@@ -330,6 +333,28 @@ impl ActiveConn {
             return rate.take();
         }
         None
+    }
+
+    /// Checks a state that was read from an image and whose buffers were checked. `c` is its TCB.
+    ///
+    /// # Errors
+    /// The state contradicts itself or the TCB.
+    pub fn check(&self, c: &Tcb) -> Result<(), &'static str> {
+        self.rtx_queue.check_image()?;
+        let is_paced = self.slow_path.has(SlowPathFlags::PACED);
+        if is_paced && self.rate.as_ref().is_none_or(|rate| !rate.bbr.is_valid()) {
+            return Err("a paced connection has no valid state of pacing");
+        }
+        if c.state.is_synchronized()
+            && let (Some(first), Some(last)) = (self.rtx_queue.front(), self.rtx_queue.back())
+        {
+            let in_flight = u64::try_from(c.snd_nxt - c.snd_una).unwrap_or(u64::MAX);
+            let fin = u64::from(self.fin_sent);
+            if first.seq != c.snd_una || last.end_seq != c.snd_nxt || in_flight > self.send.len() + fin {
+                return Err("the data in flight contradict the sequence numbers");
+            }
+        }
+        Ok(())
     }
 
     /// Returns BBR's state, if BBR is the congestion control, and the counters that it needs.

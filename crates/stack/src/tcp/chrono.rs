@@ -7,9 +7,10 @@ use super::ack;
 use super::active::ActiveConn;
 use super::conn::Flags;
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Reason for which a connection waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ChronoType {
     /// Nothing is queued or in flight; or a single message is, which counts when it is acknowledged.
     #[default]
@@ -23,7 +24,7 @@ pub(crate) enum ChronoType {
 }
 
 /// Times of one connection.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Chrono {
     chrono_type: ChronoType,
     chrono_start: Instant,

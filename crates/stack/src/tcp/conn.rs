@@ -19,6 +19,7 @@ use crate::tables::memory_of;
 use crate::timer_wheel::{TimerNode, TimerStore};
 use crate::wire::tcp::SeqNumber;
 use core::ops::{BitOr, BitOrAssign, Index, IndexMut};
+use serde::{Deserialize, Serialize};
 
 /// Bytes of the timestamps option with its padding (RFC 7323 appendix A).
 pub(crate) const TIMESTAMPS_BYTES: u16 = 12;
@@ -27,7 +28,7 @@ pub(crate) const TIMESTAMPS_BYTES: u16 = 12;
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Boolean properties of a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Flags(u32);
 
 impl Flags {
@@ -169,7 +170,7 @@ impl BitOrAssign for Flags {
 /// State of a slot of the connection table. Segments reach a connection only while its slot is `Open`;
 /// [`State`] is the state of TCP during that time. The later states of the slot concern the engine and the
 /// owner only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SlotState {
     /// The slot has no connection.
     #[default]
@@ -188,13 +189,15 @@ pub(crate) enum SlotState {
 const PUSHED: u8 = 1 << 7;
 
 /// Transmission control block: everything that an idle connection needs, in two cache lines.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 #[repr(C, align(64))]
 pub(crate) struct Tcb {
     // First line: identity and sequence numbers, which each segment needs.
     /// IPv4 address of the peer, or the index of both addresses in the IPv6 pool.
+    #[serde(skip)]
     pub remote_ip: u32,
     /// Local IPv4 address.
+    #[serde(skip)]
     pub local_ip: u32,
     pub remote_port: u16,
     pub local_port: u16,
@@ -242,12 +245,15 @@ pub(crate) struct Tcb {
     /// SYN+ACK was sent (low bits of the clock in µs).
     pub min_rtt: u32,
     pub timer: TimerNode,
+    #[serde(skip)]
     pub hop: NextHop,
     /// Index of the [`ActiveConn`], or [`NONE`].
+    #[serde(skip)]
     pub active: u32,
     /// The application's token; before `accept`, the index of the listener (see
     /// [`super::listen::listener_of`]); in a vacant slot, the next vacant one.
     pub token: u32,
+    #[serde(skip)]
     pub profile: ProfileId,
     /// Low four bits: how many times the receive window has doubled; high four bits: an [`MtuSearchState`].
     pub rcv_grow_and_mtu_search: u8,
@@ -417,6 +423,8 @@ impl Tcb {
     }
 }
 
+pub(super) mod image;
+
 /// The connections of a shard. Memory for `connections_max` slots is reserved at the start and touched as
 /// connections are added.
 pub(crate) struct ConnTable {
@@ -566,6 +574,12 @@ impl ActivePool {
     #[inline(never)]
     fn keep_rate(&mut self, rate: Box<RateState>) {
         self.spare_rates.push(rate);
+    }
+
+    /// Takes over the state of connection `owner` from an image.
+    pub fn restore(&mut self, state: ActiveConn, owner: u32) -> u32 {
+        self.entries.push(ActiveConn { owner, ..state });
+        (self.entries.len() - 1) as u32
     }
 
     /// Takes a state of pacing, whose content is that of its last user.

@@ -11,12 +11,13 @@ use super::conn::{Flags, Tcb};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// A deferred acknowledgement.
-#[derive(Clone, Copy, Debug)]
-struct DeferredAck {
-    idx: u32,
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct DeferredAck {
+    pub(super) idx: u32,
     /// Sequence number to acknowledge. It identifies the connection: the slot may have another one in the
     /// meantime.
     rcv_nxt: SeqNumber,
@@ -28,7 +29,7 @@ struct DeferredAck {
 pub(crate) struct DeferredAcks {
     /// Time for which acknowledgements are deferred. Zero: they are not deferred.
     delay: Duration,
-    queue: VecDeque<DeferredAck>,
+    pub(super) queue: VecDeque<DeferredAck>,
 }
 
 impl DeferredAcks {

@@ -21,6 +21,7 @@ use crate::wire::tcp::{FastOpenCookie, SeqNumber, TcpFlags, TcpOptions};
 use core::hash::Hasher;
 use core::net::IpAddr;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 use std::collections::VecDeque;
 
@@ -40,12 +41,12 @@ pub type FastOpenKey = (u64, u64);
 pub type FastOpenKeys = (Option<FastOpenKey>, Option<FastOpenKey>);
 
 /// The requests of a listener: connections whose handshake is not complete.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct FastOpenQueue {
     /// Connections whose handshake is not complete, and those that were reset recently.
-    len: u32,
+    pub(super) len: u32,
     /// When the connections that were reset no longer count, in order.
-    resets: VecDeque<Instant>,
+    pub(super) resets: VecDeque<Instant>,
 }
 
 impl FastOpenQueue {

@@ -23,6 +23,7 @@ use crate::steering::{ControlUpdate, FastOpenPeer};
 use crate::time::Instant;
 use crate::wire::tcp::{FastOpenCookie, SeqNumber, TcpFlags, TcpOptions};
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// Bits of `tcp.fastopen` (`net.ipv4.tcp_fastopen`).
 const CLIENT_ENABLED: u32 = 1;
@@ -40,7 +41,7 @@ const DEFERRED_TIMER_MS: u32 = 24 * 3600 * 1000;
 const PAUSE_DOUBLINGS_MAX: u32 = 6;
 
 /// Records of TCP Fast Open on a connection. Its profile has them, because few connections do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct FastOpenState {
     /// The SYN that was sent had the option (`syn_fastopen`).
     pub is_offered: bool,
@@ -66,7 +67,7 @@ impl FastOpenState {
 }
 
 /// Client state of all connections.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct FastOpenClient {
     cookies: CookieCache,
     /// How often fast open was paused since the last success (`tfo_active_disable_times`).
@@ -76,6 +77,12 @@ pub(crate) struct FastOpenClient {
 }
 
 impl FastOpenClient {
+    /// Takes over what another process knew.
+    pub fn restore(&mut self, image: Self) {
+        self.cookies.restore(image.cookies);
+        (self.pauses, self.paused_at) = (image.pauses, image.paused_at);
+    }
+
     pub fn new(cookies_max: u32) -> Self {
         Self { cookies: CookieCache::new(cookies_max), pauses: 0, paused_at: Instant::ZERO }
     }

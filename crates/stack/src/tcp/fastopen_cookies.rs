@@ -2,13 +2,14 @@
 
 use crate::wire::tcp::FastOpenCookie;
 use core::net::IpAddr;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Local and remote address, between which a cookie is valid.
 pub(super) type AddressPair = (IpAddr, IpAddr);
 
 /// Which form of the option requests a cookie from a peer (`try_exp`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum RequestForm {
     /// The form of RFC 7413.
     #[default]
@@ -31,7 +32,7 @@ impl RequestForm {
 }
 
 /// Knowledge about a peer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PeerEntry {
     /// The MSS that the peer has announced; 0 if it is not known.
     pub mss: u16,
@@ -52,15 +53,28 @@ pub(super) enum StoreResult {
 }
 
 /// A bounded map. At the limit the entry that was changed least recently is evicted.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CookieCache {
     entries: BTreeMap<AddressPair, PeerEntry>,
     by_age: BTreeSet<(u64, AddressPair)>,
+    #[serde(skip)]
     entries_max: usize,
     stores: u64,
 }
 
 impl CookieCache {
+    /// Takes over what another process knew, as far as it fits: the entries that were changed last.
+    pub fn restore(&mut self, image: Self) {
+        let Self { entries, by_age, stores, .. } = image;
+        self.stores = stores;
+        for (age, addresses) in by_age.into_iter().rev().take(self.entries_max) {
+            if let Some(entry) = entries.get(&addresses).filter(|entry| entry.stored == age) {
+                self.by_age.insert((age, addresses));
+                self.entries.insert(addresses, entry.clone());
+            }
+        }
+    }
+
     pub fn new(entries_max: u32) -> Self {
         Self {
             entries: BTreeMap::new(),

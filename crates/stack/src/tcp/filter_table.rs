@@ -2,11 +2,12 @@
 //! nothing that could refer to one, and a connection that a listener has received shares the listener's.
 
 use crate::socket_filter::{FilteredPacket, SocketFilter};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Identifies a filter in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct FilterId(u16);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct FilterId(pub(super) u16);
 
 impl FilterId {
     /// No filter: every segment is accepted.
@@ -17,8 +18,8 @@ impl FilterId {
 
 /// A filter with the number of profiles that have it.
 #[derive(Debug)]
-struct FilterSlot {
-    filter: Arc<dyn SocketFilter>,
+pub(super) struct FilterSlot {
+    pub(super) filter: Arc<dyn SocketFilter>,
     profiles: u16,
 }
 
@@ -26,7 +27,7 @@ struct FilterSlot {
 #[derive(Debug, Default)]
 pub(crate) struct FilterTable {
     /// Slots by number, less one.
-    slots: Vec<Option<FilterSlot>>,
+    pub(super) slots: Vec<Option<FilterSlot>>,
     free: Vec<u16>,
 }
 

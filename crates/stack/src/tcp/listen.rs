@@ -1,5 +1,7 @@
 //! Listeners: lookup, half-open connections, accept queues.
 
+pub(super) mod image;
+
 use super::conn::{Flags, NONE, SlotState, TIMESTAMPS_BYTES, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::{FlowKey, HostAddr};
@@ -28,6 +30,10 @@ use std::sync::Arc;
 /// Bit of a half-open connection's token, beside the index of its listener: set if both ends belong to this
 /// stack.
 const LOOPBACK_BIT: u32 = 1 << 31;
+
+/// Slots of listeners that there can be at most: the largest `tcp.listeners_max`, and as many that were
+/// closed while they had half-open connections.
+pub(super) const LISTENERS_LIMIT: usize = 1 << 21;
 
 /// Returns the listener of a half-open connection from its token.
 #[inline(always)]

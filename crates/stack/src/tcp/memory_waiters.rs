@@ -10,6 +10,7 @@ use super::conn::{Flags, SlotState};
 use crate::chunk_pool::ChunkPool;
 use crate::events::Event;
 use crate::handle::Conn;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Bytes that a connection may use in each direction under memory pressure, that is, when only the last
@@ -21,7 +22,7 @@ pub(super) const BYTES_UNDER_PRESSURE_MAX: usize = 8 << 10;
 const QUEUE_MIN: usize = 64;
 
 /// Queues of senders that wait for memory.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MemoryWaiters {
     small: VecDeque<Conn>,
     large: VecDeque<Conn>,

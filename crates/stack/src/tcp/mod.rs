@@ -26,6 +26,7 @@ mod fastopen_cookies;
 mod filter;
 mod filter_table;
 mod footprint;
+pub(crate) mod image;
 pub(crate) mod input;
 mod listen;
 mod memory_waiters;

@@ -20,6 +20,7 @@ use crate::options::CaState;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// Smallest congestion window with which probes are sent, in segments (as on Linux): a probe counts as two
 /// segments.
@@ -75,7 +76,7 @@ impl MtuSearchState {
 }
 
 /// A probe in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MtuProbe {
     start: SeqNumber,
     end: SeqNumber,
@@ -84,7 +85,7 @@ pub(crate) struct MtuProbe {
 }
 
 /// The search of an active connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct MtuSearch {
     /// Largest packet that may still arrive; `None` before it was determined.
     search_high: Option<u16>,

@@ -32,8 +32,7 @@ impl PortSharing {
 
     /// Returns the options of two bits; other bits are ignored.
     #[inline(always)]
-    #[cfg(test)]
-    const fn from_bits(bits: u8) -> Self {
+    pub(crate) const fn from_bits(bits: u8) -> Self {
         Self { reuse_address: bits & 1 != 0, reuse_port: bits & 2 != 0 }
     }
 }

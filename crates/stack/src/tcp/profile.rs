@@ -1,6 +1,8 @@
 //! Profiles: values of socket options that few connections change. A connection stores a two-byte id of its
 //! profile; equal profiles share one entry.
 
+pub(super) mod image;
+
 use super::config::{CongestionControl, TcpConfig};
 use super::fastopen_client::FastOpenState;
 use super::filter_table::{FilterId, FilterTable};
@@ -10,6 +12,7 @@ use crate::device::Label;
 use crate::options::SocketOptions;
 use core::ops::RangeInclusive;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Identifies a profile.
@@ -40,7 +43,7 @@ const INITIAL_WINDOW_MAX: u32 = 65_535;
 pub const USUAL_RECV_WINDOW_MIN: u32 = 131_072;
 
 /// Values of the options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Profile {
     pub recv_buffer_bytes: u32,
     /// Size of the initial receive window in bytes.

@@ -4,6 +4,7 @@ use super::rtx_queue::{DeliveredSegment, Delivery, RtxQueue, SentAt};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// Recoveries for which a widened reordering window lasts without another DSACK (RFC 8985 §6.2, step 4).
 const PERSIST_ROUNDS: u8 = 16;
@@ -12,7 +13,7 @@ const PERSIST_ROUNDS: u8 = 16;
 const REORDERING_MAX: u32 = 300;
 
 /// State of RACK for one connection.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Rack {
     /// Transmission time (RACK.xmit_ts) and end (RACK.end_seq) of the most recently sent segment that was
     /// delivered.

@@ -14,6 +14,7 @@ use super::conn::{Flags, NONE};
 use super::output::SendQuota;
 use crate::handle::Conn;
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Marks that a connection has at most. The pushes of 4 MiB, the default send buffer, fit if the peer has
@@ -26,7 +27,7 @@ pub(crate) const MARKS_MAX: usize = 256;
 const SKB_BYTES_MAX: u32 = 65_536 - 321;
 
 /// A mark inside of the queued data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RecordMark {
     /// Sequence number after the byte that pushes.
     end: SeqNumber,
@@ -44,7 +45,7 @@ impl RecordMark {
 }
 
 /// Marks of one connection. They are valid only while [`SlowPathFlags::RECORD_MARKS`] is set.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RecordMarks {
     /// Marks in the order of the stream.
     marks: VecDeque<RecordMark>,

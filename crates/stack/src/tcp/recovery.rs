@@ -10,9 +10,10 @@ use super::conn::Tcb;
 use super::rack::RackInput;
 use crate::options::CaState;
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 
 /// State of recovery.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Recovery {
     pub ca_state: CaState,
     /// `snd_nxt` when the state was entered: the state ends when this is acknowledged.

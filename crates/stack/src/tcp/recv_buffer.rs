@@ -17,6 +17,7 @@
 //! that complete them. An empty buffer has no chunk.
 
 mod early;
+mod image;
 
 use super::footprint::BufferMemory;
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
@@ -24,6 +25,7 @@ use arrayvec::ArrayVec;
 use core::ops::Range;
 use early::EarlyRanges;
 pub use early::{EARLY_RANGES_MAX, EarlyBytes};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Ranges out of order at most. A sender in slow start that overruns a queue loses every second segment of a
@@ -56,7 +58,7 @@ pub struct WriteOutcome {
 }
 
 /// The receive buffer of one connection, see the module documentation.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct RecvBuffer {
     /// Position of the first unread byte, counted from the first byte of the stream.
     base: u64,

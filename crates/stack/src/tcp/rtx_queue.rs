@@ -10,6 +10,7 @@
 
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// The receiver has reported the segment in a SACK block (`TCPCB_SACKED_ACKED`).
@@ -23,7 +24,7 @@ pub(crate) const SACKED_RETRANS: u8 = 4;
 pub(crate) const EVER_RETRANS: u8 = 8;
 
 /// Kind of the end of a transmission; decides whether a retransmission of it has PSH.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndKind {
     /// Only a segment ends here.
     #[default]
@@ -36,7 +37,7 @@ pub(crate) enum EndKind {
 }
 
 /// One transmission.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct RtxEntry {
     pub seq: SeqNumber,
     pub end_seq: SeqNumber,
@@ -60,7 +61,7 @@ impl RtxEntry {
 }
 
 /// When a segment was sent, and where it ends, which orders segments that were sent at one time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SentAt {
     pub xmit_ts: Instant,
     pub end_seq: SeqNumber,
@@ -147,7 +148,7 @@ impl Delivery {
 }
 
 /// The queue and its counters.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RtxQueue {
     queue: VecDeque<RtxEntry>,
     /// Segments sent and not acknowledged cumulatively.
@@ -696,9 +697,20 @@ impl RtxQueue {
 
     /// Checks counters against entries, for tests and fuzzing. Panics if they differ.
     pub fn check(&self) {
+        if let Err(error) = self.check_image() {
+            panic!("{error}");
+        }
+    }
+
+    /// Checks a queue that was read from an image.
+    ///
+    /// # Errors
+    /// It has a gap, or a counter is wrong.
+    pub fn check_image(&self) -> Result<(), &'static str> {
         let mut sums = [0u32; 4];
-        for pair in self.queue.iter().zip(self.queue.iter().skip(1)) {
-            assert!(pair.0.end_seq == pair.1.seq, "the retransmission queue has a gap");
+        let pairs = self.queue.iter().zip(self.queue.iter().skip(1));
+        if !pairs.into_iter().all(|(before, after)| before.end_seq == after.seq) {
+            return Err("the retransmission queue has a gap");
         }
         for s in &self.queue {
             let n = u32::from(s.segments);
@@ -707,10 +719,11 @@ impl RtxQueue {
             sums[2] += n * u32::from(s.has(LOST));
             sums[3] += n * u32::from(s.has(SACKED_RETRANS));
         }
-        assert_eq!(self.packets_out, sums[0]);
-        assert_eq!(self.lost_out, sums[2]);
-        assert_eq!(self.retrans_out, sums[3]);
-        assert!(self.sacked_out >= sums[1]);
+        let counted = [self.packets_out, self.lost_out, self.retrans_out];
+        if counted != [sums[0], sums[2], sums[3]] || self.sacked_out < sums[1] {
+            return Err("segments in flight were counted wrong");
+        }
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use crate::handle::Conn;
 use crate::options::SaveSyn;
 use crate::wire::be16;
 use crate::wire::tcp::TcpHeader;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Bytes of an Ethernet header without VLAN tag, and of a tag.
@@ -20,7 +21,7 @@ const TAG: usize = 4;
 const BYTES_MAX: usize = 256;
 
 /// Headers of SYNs by the index of their connection, at most one for each connection.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(crate) struct SavedSyns(BTreeMap<u32, Box<[u8]>>);
 
 impl SavedSyns {

@@ -4,6 +4,8 @@
 //! Values that a peer sees are keyed with SipHash-1-3 from the seed that the owner provides. The flow hash,
 //! which is never sent and which every segment needs, is a keyed product instead (docs/adr/0007).
 
+pub(super) mod image;
+
 use super::demux::{FlowKey, HostAddr};
 use crate::time::Instant;
 use core::hash::Hasher;

@@ -16,6 +16,7 @@
 //! Bounds: bytes by the limit that the caller passes, slices by [`SLICES_MAX`]; a chunk is freed with its
 //! last byte.
 
+mod image;
 mod messages;
 
 use super::footprint::BufferMemory;
@@ -26,6 +27,7 @@ use crate::ip::PayloadSum;
 use crate::wire::checksum::{Sum, copy_and_sum};
 use messages::QueuedMessages;
 pub use messages::{MESSAGES_MAX, NoMessageRoom};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Slices of sources that one connection may queue: together with the copied items between them, 64 KiB of
@@ -59,7 +61,7 @@ impl core::fmt::Display for PushSourceError {
 
 impl core::error::Error for PushSourceError {}
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum ItemContent {
     Bytes {
         chunk: ChunkId,
@@ -78,7 +80,7 @@ enum ItemContent {
 }
 
 /// An item of the stream. It ends where the next one begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct StreamItem {
     position: u64,
     content: ItemContent,
@@ -87,7 +89,7 @@ struct StreamItem {
 const _: () = assert!(size_of::<StreamItem>() == 32);
 
 /// The chunk that has room for more bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct TailChunk {
     chunk: ChunkId,
     used: usize,
@@ -96,7 +98,7 @@ struct TailChunk {
 }
 
 /// The send buffer of one connection, see the module documentation.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SendBuffer {
     /// Position of the first unacknowledged byte, counted from the first byte of the stream.
     start: u64,

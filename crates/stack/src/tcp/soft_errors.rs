@@ -4,6 +4,7 @@
 use crate::events::CloseReason;
 use crate::icmp::error::{IcmpErrorKind, TransportError};
 use crate::wire::{icmpv4, icmpv6};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Maximum number of remembered errors. A further one evicts the error of the lowest index, whose connection
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 const ERRORS_MAX: usize = 1024;
 
 /// The last soft error of the few connections that have one, by index and generation.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SoftErrors(BTreeMap<u32, (u32, CloseReason)>);
 
 impl SoftErrors {

@@ -4,6 +4,8 @@
 //! A retransmission reads a slice again, so a source must not change. A source is dropped when its owner has
 //! released it and no queued slice refers to it.
 
+pub(super) mod image;
+
 use crate::wire::checksum::Sum;
 use core::sync::atomic::AtomicU8;
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,12 @@ pub trait Source: Send {
     fn sum(&self, offset: u64, len: usize) -> Option<Sum> {
         let _ = (offset, len);
         None
+    }
+
+    /// Returns whether another process can make the source again from its id, so that a stack with slices of
+    /// it can be saved ([`Stack::save`](crate::stack::Stack::save)).
+    fn can_be_restored(&self) -> bool {
+        false
     }
 
     /// Returns up to `len` contiguous bytes from `offset` on in place, if they are in memory that others may

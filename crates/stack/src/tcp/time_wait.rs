@@ -3,6 +3,8 @@
 //! All entries have equal lifetimes, so they are in a list ordered by expiry; restarting an entry moves it to
 //! the end. At `time_wait_max` the oldest entry is removed and counted.
 
+pub(super) mod image;
+
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::{AddressPool, FlowKey};
 use super::port_use::PortSharing;
@@ -10,11 +12,14 @@ use crate::tables::memory_of;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// A connection in TIME-WAIT.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct TimeWait {
+    #[serde(skip)]
     pub remote_ip: u32,
+    #[serde(skip)]
     pub local_ip: u32,
     pub remote_port: u16,
     pub local_port: u16,
@@ -26,7 +31,9 @@ pub(crate) struct TimeWait {
     deadline: u32,
     /// When a segment was last answered, in ms: answers are rate limited.
     pub last_oow_ack_time: u32,
+    #[serde(skip)]
     prev: u32,
+    #[serde(skip)]
     next: u32,
     /// Window field of the segments that are sent: the advertised window, shifted right by its scale.
     pub window: u16,

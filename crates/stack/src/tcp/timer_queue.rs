@@ -2,10 +2,11 @@
 //! touches a connection only when its time has come.
 
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// A connection and when it is visited.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Entry {
     idx: u32,
     due: Instant,
@@ -13,7 +14,7 @@ struct Entry {
 
 /// A queue in order of time. Each entry has a number that its connection stores: a slot can have many short
 /// connections until an entry is due, and the entry of an ended connection must not count for a later one.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TimerQueue {
     entries: VecDeque<Entry>,
     /// Number of the first entry.
@@ -21,6 +22,11 @@ pub(crate) struct TimerQueue {
 }
 
 impl TimerQueue {
+    /// Returns the connections of all entries.
+    pub fn connections(&self) -> impl Iterator<Item = u32> + '_ {
+        self.entries.iter().map(|entry| entry.idx)
+    }
+
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -10,6 +10,7 @@ use super::conn::{Flags, SlotState};
 use super::input::PAWS_24DAYS_MS;
 use crate::time::Instant;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// Time between two steps.
 const STEP: Duration = Duration::from_secs(600);
@@ -18,7 +19,7 @@ const STEP: Duration = Duration::from_secs(600);
 const STEPS: usize = 2048;
 
 /// Where the examination of the table continues, and when.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TimestampAge {
     next: usize,
     next_at: Instant,

@@ -2,6 +2,8 @@
 //! priority first ([`crate::priority`]). Within a class the order is first in, first out. While a device is
 //! full, higher classes delay the lower ones, as with any strict priority scheduling.
 
+pub(super) mod image;
+
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
 use super::profile::ProfileTable;

@@ -39,13 +39,19 @@ pub struct UdpExtendedError {
 }
 
 /// The queued errors of a socket, and the known payloads of their datagrams.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct UdpErrorQueue {
     errors: VecDeque<UdpExtendedError>,
     payloads: VecDeque<u8>,
 }
 
 impl UdpErrorQueue {
+    /// Returns whether the parts of a queue that was read from an image agree.
+    pub fn is_valid(&self) -> bool {
+        let len = self.errors.iter().try_fold(0_usize, |sum, error| sum.checked_add(error.payload_len));
+        len == Some(self.payloads.len()) && self.errors.len() <= ERRORS_MAX
+    }
+
     /// Returns the allocated memory in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.errors.capacity() * size_of::<UdpExtendedError>() + self.payloads.capacity()

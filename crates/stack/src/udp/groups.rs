@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 const HOP_LIMIT_DEFAULT: u8 = 1;
 
 /// The membership of a socket in a group on a link.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Membership {
-    link: LinkId,
-    group: IpAddr,
-    filter: SourceFilter,
+    pub link: LinkId,
+    pub group: IpAddr,
+    pub filter: SourceFilter,
 }
 
 impl Membership {

@@ -10,6 +10,7 @@ mod error_queue;
 mod filter;
 mod groups;
 mod gso;
+pub(crate) mod image;
 mod pmtu_discovery;
 mod queue;
 mod reuseport;

@@ -1,6 +1,7 @@
 //! The receive queue of a socket: one ring of bytes and one of entries, so that nothing is allocated in
 //! steady state.
 
+use crate::priority::{BEST_EFFORT, CLASSES};
 use core::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -33,7 +34,7 @@ const GRO_COUNT_MAX: usize = 64;
 const GRO_BYTES_MAX: usize = 65_507;
 
 /// The receive queue of a socket.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct UdpReceiveQueue {
     datagrams: VecDeque<Datagram>,
     bytes: VecDeque<u8>,
@@ -42,6 +43,19 @@ pub(super) struct UdpReceiveQueue {
 }
 
 impl UdpReceiveQueue {
+    /// Returns whether the parts of a queue that was read from an image agree.
+    pub(super) fn is_valid(&self) -> bool {
+        let len = self.datagrams.iter().try_fold(0_usize, |sum, datagram| sum.checked_add(datagram.len));
+        len == Some(self.bytes.len())
+            && [0, self.datagrams.len()].contains(&self.classes.len())
+            && self.classes.iter().all(|class| usize::from(*class) < CLASSES)
+    }
+
+    /// Gives all datagrams a class, or none, as the configuration requires.
+    pub(super) fn set_has_classes(&mut self, has_classes: bool) {
+        self.classes.resize(if has_classes { self.datagrams.len() } else { 0 }, BEST_EFFORT);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.datagrams.is_empty()
     }

@@ -2,6 +2,7 @@
 
 use crate::tcp::conn::Tcb;
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Multiplicative decrease.
 const BETA: f64 = 0.7;
@@ -11,7 +12,7 @@ const C: f64 = 0.4;
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// State of CUBIC, windows in segments.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cubic {
     /// Window before the last reduction, or less (fast convergence).
     w_max: f64,
@@ -23,7 +24,7 @@ pub(crate) struct Cubic {
     prior_w_max: f64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Epoch {
     start: Instant,
     /// Time to reach `w_max` again, in seconds.

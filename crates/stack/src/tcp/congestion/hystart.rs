@@ -2,6 +2,7 @@
 
 use crate::tcp::conn::Tcb;
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 
 const MIN_RTT_THRESH_US: u32 = 4_000;
 const MAX_RTT_THRESH_US: u32 = 16_000;
@@ -11,7 +12,7 @@ const CSS_GROWTH_DIVISOR: u32 = 4;
 const CSS_ROUNDS: u32 = 5;
 
 /// State of Conservative Slow Start (RFC 9406 §4.2).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct ConservativeSlowStart {
     /// Round-trip time at which it began (cssBaselineMinRtt), in µs.
     baseline_min_rtt_us: u32,
@@ -20,7 +21,7 @@ struct ConservativeSlowStart {
 }
 
 /// State of HyStart++.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HyStart {
     /// Sequence number whose acknowledgement ends the round (windowEnd). Between two rounds there is none:
     /// the next round begins with an acknowledgement and covers everything sent before it, as on Linux. Data

@@ -14,6 +14,7 @@ use crate::wire::tcp::SeqNumber;
 pub(crate) use bbr::{Bbr, BbrInput, Totals, bbr_min_segments};
 use cubic::Cubic;
 use hystart::HyStart;
+use serde::{Deserialize, Serialize};
 
 /// Report of an acknowledgement to the algorithm.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,7 @@ pub(crate) struct AckEvent {
 }
 
 /// State of the congestion control algorithm in use.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Congestion {
     kind: CongestionControl,
     /// Acknowledged segments that have not grown the window yet.

@@ -15,6 +15,7 @@ use crate::tcp::conn::Tcb;
 use crate::tcp::rtx_queue::{DeliveredSegment, Delivery, EVER_RETRANS, RtxQueue};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Records for which an unused state keeps its memory.
@@ -24,7 +25,7 @@ const SPARE_RECORDS: usize = 64;
 const RECORDS_MAX: usize = 8192;
 
 /// State of the connection when segments were sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct TxRecord {
     xmit_ts: Instant,
     first_tx_mstamp: Instant,
@@ -34,7 +35,7 @@ struct TxRecord {
 }
 
 /// The state from which samples are computed; its fields have the names of Linux's `struct tcp_sock`.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DeliveryRate {
     /// Segments delivered since this state was created.
     pub delivered: u32,

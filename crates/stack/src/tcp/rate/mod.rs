@@ -17,12 +17,13 @@ use super::profile::Profile;
 use super::recovery;
 use crate::options::BbrInfo;
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// A rate without a limit (`~0` of `SO_MAX_PACING_RATE`).
 pub(crate) const UNLIMITED: u64 = u64::MAX;
 
 /// The state.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RateState {
     pub delivery: DeliveryRate,
     pub pacer: Pacer,

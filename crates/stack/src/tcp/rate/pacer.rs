@@ -8,6 +8,7 @@
 use crate::tcp::conn::Tcb;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
+use serde::{Deserialize, Serialize};
 
 /// Delay of a departure that the following ones make up for in any case, in ns. At high rates, where a packet
 /// contains the data of about this time, Linux's rule, half of the packet, is less than timers can be late.
@@ -21,7 +22,7 @@ const UNPACED_SEGMENTS: u32 = 10;
 const GSO_MAX_SIZE: u64 = 65_536;
 
 /// State of pacing.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pacer {
     /// When the next packet may leave (Linux's `tcp_wstamp_ns`).
     next_departure: Instant,

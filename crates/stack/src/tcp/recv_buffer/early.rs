@@ -18,6 +18,7 @@
 use super::{ABSENT, RecvBuffer};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkPool};
 use core::ops::Range;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Ranges of one connection that are pending or taken. At the limit a segment is delivered in order only.
@@ -28,7 +29,7 @@ pub const EARLY_RANGES_MAX: usize = 256;
 const KEPT_ENTRIES: usize = 16;
 
 /// Lists of a connection that receives unordered.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct EarlyRanges {
     /// Ranges beyond `contiguous_end` that the application may take, in the order of arrival, disjoint. Each
     /// one is a part of one range of the buffer.

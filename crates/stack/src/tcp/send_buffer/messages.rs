@@ -14,7 +14,9 @@
 
 use super::{ItemContent, SendBuffer, StreamItem, TailChunk};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkPool};
+use crate::priority::CLASSES;
 use core::ops::Range;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Messages that a connection may have queued and not begun to send.
@@ -25,7 +27,7 @@ pub const MESSAGES_MAX: usize = 1024;
 const KEPT_MESSAGES: usize = 64;
 
 /// A message at the end of the stream.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct MessageMark {
     start: u64,
     end: u64,
@@ -33,7 +35,7 @@ struct MessageMark {
 }
 
 /// Messages that were queued last; valid only while they end where the stream ends.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct QueuedMessages {
     marks: VecDeque<MessageMark>,
     /// Messages whose places are final, for the priority of the frames that carry them: the latest
@@ -95,6 +97,28 @@ impl QueuedMessages {
             list.range(first..).take_while(|mark| mark.start < range.end).map(|mark| mark.class).max()
         };
         of_list(&self.placed).max(of_list(&self.marks))
+    }
+}
+
+impl QueuedMessages {
+    /// Returns whether messages that were read from an image fit the stream, whose first item has the number
+    /// `first_item`. `is_item` tells whether a chunk belongs to its item.
+    pub fn is_valid(&self, first_item: u64, end: u64, is_item: impl Fn(&TailChunk) -> bool) -> bool {
+        let is_sorted = |list: &VecDeque<MessageMark>| {
+            let mut last = 0;
+            list.iter().all(|mark| {
+                let follows = last <= mark.start && mark.start <= mark.end && mark.end <= end;
+                last = mark.end;
+                follows && usize::from(mark.class) < CLASSES
+            })
+        };
+        is_sorted(&self.marks)
+            && is_sorted(&self.placed)
+            && self.marks.len().max(self.placed.len()) <= MESSAGES_MAX
+            // The item of a chunk that is not used any more may be gone.
+            && self.chunk.as_ref().is_none_or(|chunk| {
+                chunk.used <= CHUNK_BYTES && (chunk.item < first_item || is_item(chunk))
+            })
     }
 }
 

@@ -49,7 +49,7 @@ impl Timestamps {
 }
 
 /// The fast open option (RFC 7413 §4.1.1).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FastOpenCookie {
     /// The cookie: 4 to 16 bytes, an even number. Empty in a request for a cookie.
     pub bytes: ArrayVec<u8, 16>,

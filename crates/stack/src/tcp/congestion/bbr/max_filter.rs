@@ -1,10 +1,12 @@
 //! The largest value of the last ten rounds.
 
+use serde::{Deserialize, Serialize};
+
 /// Rounds of the window: a gain cycle of eight, and two more.
 const ROUNDS: usize = 10;
 
 /// The filter.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct MaxFilter {
     /// The largest value of each round, at its number modulo [`ROUNDS`].
     values: [u64; ROUNDS],

@@ -24,6 +24,7 @@ use core::time::Duration;
 use max_filter::MaxFilter;
 use policer::Policer;
 pub(crate) use policer::Totals;
+use serde::{Deserialize, Serialize};
 
 /// Bandwidths are in segments per µs, shifted by this number of bits.
 const BW_SCALE: u32 = 24;
@@ -65,7 +66,7 @@ pub(crate) fn bbr_min_segments(pacing_rate: u64) -> u32 {
     if pacing_rate < ONE_SEGMENT_RATE { 1 } else { 2 }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Mode {
     /// Finds the bandwidth by doubling the rate in each round trip.
     #[default]
@@ -94,7 +95,7 @@ pub(crate) struct BbrInput {
 }
 
 /// How much more than expected is acknowledged at once, in segments.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct AckAggregation {
     epoch_mstamp: Instant,
     epoch_acked: u32,
@@ -105,7 +106,7 @@ struct AckAggregation {
 }
 
 /// State of BBR.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Bbr {
     is_begun: bool,
     mode: Mode,
@@ -147,6 +148,11 @@ impl Bbr {
     /// Returns the state of a new connection. `random` seeds the choice of the first phase.
     pub fn new(random: u64) -> Self {
         Self { random, pacing_rate: u64::MAX, ..Self::default() }
+    }
+
+    /// Returns whether the indices of a state that was read from an image are within their arrays.
+    pub fn is_valid(&self) -> bool {
+        self.aggregation.current < 2 && usize::from(self.cycle_idx) < CYCLE.len()
     }
 
     /// Returns the pacing rate in bytes per second.

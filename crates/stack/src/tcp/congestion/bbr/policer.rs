@@ -4,6 +4,7 @@
 
 use super::{BW_SCALE, RateSample};
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Smallest number of rounds of an interval. An interval more than four times as long is discarded.
 const INTERVAL_ROUNDS_MIN: u32 = 4;
@@ -16,7 +17,7 @@ const RATIO: u64 = 8;
 const DIFFERENCE_BYTES: u64 = 500;
 
 /// State of the detection.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Policer {
     /// Rate of the last interval, later the mean rate of two; 0 if there is none.
     bw: u64,
