@@ -5,6 +5,7 @@
 pub mod alloc_counter;
 pub mod checks;
 pub mod interop;
+pub mod layout;
 mod namespace;
 pub mod processes;
 pub mod redis;

@@ -6,9 +6,10 @@ use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, Listener, PortId};
 use ginnel_stack::link::LinkConfig;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
-use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::stack::{Nothing, Restorer, Stack, StackConfig};
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
+use postcard::ser_flavors::{Flavor, StdVec};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -129,37 +130,71 @@ pub struct Host {
     /// Closes a connection when the peer closes.
     pub close_on_peer_close: bool,
     sent_frames: FrameQueue,
+    number: u8,
+    config: HostConfig,
+}
+
+/// Returns the image of a stack.
+///
+/// # Panics
+/// If the stack cannot be saved.
+pub fn image_of(stack: &Stack) -> Vec<u8> {
+    assert_eq!(stack.cannot_be_saved(), None);
+    let mut serializer = postcard::Serializer { output: StdVec::new() };
+    stack.save(&mut serializer).expect("memory takes everything");
+    serializer.output.finalize().expect("memory takes everything")
+}
+
+/// Lets a stack take over an image.
+///
+/// # Errors
+/// As [`Stack::restore_image`], or the image is cut off.
+pub fn restore(stack: &mut Stack, image: &[u8], owner: &mut dyn Restorer) -> Result<(), String> {
+    let image = postcard::from_bytes(image).map_err(|error| error.to_string())?;
+    stack.restore_image(image, owner)
+}
+
+impl HostConfig {
+    /// Returns a stack with a device.
+    fn stack(&self, number: u8, key: [u8; 32], now: Instant, frames: &FrameQueue) -> (Stack, PortId) {
+        let mut stack = Stack::new(self.stack.clone(), key, now).expect("the test's configuration is valid");
+        let mtu = if self.mtu == 0 { 1500 } else { self.mtu };
+        let port = stack.add_port(Box::new(FrameQueueTx::new(frames.clone(), [2, 0, 0, 0, 0, number], mtu)));
+        let mut addresses = vec![(IpAddr::V4(v4(number)), 24)];
+        if mtu >= 1280 {
+            addresses.push((IpAddr::V6(v6(number)), 64));
+        }
+        let link = LinkConfig {
+            name: format!("sim{number}"),
+            addresses,
+            accept_ra: self.accept_ra,
+            static_neighbours: self.static_neighbours.clone(),
+            ..LinkConfig::default()
+        };
+        stack.add_link(port, &link).expect("the link is valid");
+        (stack, port)
+    }
+}
+
+fn v4(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, number)
+}
+
+fn v6(number: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into())
 }
 
 impl Host {
     pub(super) fn new(number: u8, config: &HostConfig, seed: u64, now: Instant) -> Self {
         let mut key = [number; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
-        let mut stack =
-            Stack::new(config.stack.clone(), key, now).expect("the test's configuration is valid");
         let sent_frames = FrameQueue::default();
-        let mtu = if config.mtu == 0 { 1500 } else { config.mtu };
-        let port =
-            stack.add_port(Box::new(FrameQueueTx::new(sent_frames.clone(), [2, 0, 0, 0, 0, number], mtu)));
-        let v4 = Ipv4Addr::new(10, 0, 0, number);
-        let v6 = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into());
-        let mut addresses = vec![(IpAddr::V4(v4), 24)];
-        if mtu >= 1280 {
-            addresses.push((IpAddr::V6(v6), 64));
-        }
-        let link = LinkConfig {
-            name: format!("sim{number}"),
-            addresses,
-            accept_ra: config.accept_ra,
-            static_neighbours: config.static_neighbours.clone(),
-            ..LinkConfig::default()
-        };
-        stack.add_link(port, &link).expect("the link is valid");
+        let (stack, port) = config.stack(number, key, now, &sent_frames);
         Self {
             stack,
             port,
-            v4,
-            v6,
+            v4: v4(number),
+            v6: v6(number),
             events: Vec::new(),
             accepted: Vec::new(),
             received: BTreeMap::new(),
@@ -168,7 +203,34 @@ impl Host {
             defer_accepts: false,
             close_on_peer_close: false,
             sent_frames,
+            number,
+            config: config.clone(),
         }
+    }
+
+    /// Exchanges the stack for another one that takes over its image: another process with another seed.
+    /// Returns the image.
+    ///
+    /// # Panics
+    /// If that fails, or the image of the other stack differs.
+    pub fn exchange(&mut self, now: Instant) -> Vec<u8> {
+        self.exchange_with(now, &mut Nothing)
+    }
+
+    /// Like [`Host::exchange`], with an owner that makes filters and sources again.
+    pub fn exchange_with(&mut self, now: Instant, owner: &mut dyn Restorer) -> Vec<u8> {
+        let image = image_of(&self.stack);
+        let (mut stack, _) = self.config.stack(self.number, [self.number ^ 0xff; 32], now, &self.sent_frames);
+        restore(&mut stack, &image, owner).expect("the image is complete");
+        assert!(image_of(&stack) == image, "the image of the restored stack differs");
+        stack.check_invariants();
+        self.stack = stack;
+        image
+    }
+
+    /// Returns a stack like that of this host, as it was made.
+    pub fn fresh_stack(&self, now: Instant) -> Stack {
+        self.config.stack(self.number, [self.number; 32], now, &self.sent_frames).0
     }
 
     /// Limits the number of frames that the device takes per turn; `None` removes the limit.

@@ -6,7 +6,7 @@
 mod host;
 mod link;
 
-pub use host::{ConnRecord, Host, HostConfig};
+pub use host::{ConnRecord, Host, HostConfig, image_of, restore};
 pub(crate) use host::{FrameQueue, FrameQueueTx};
 pub use link::{LinkModel, LinkStats};
 
