@@ -298,6 +298,10 @@ impl<H: Handler> ShardBuilder<H> {
             Some(seed) => seed,
             None => random_seed()?,
         };
+        let distribution = match &self.parts.member {
+            Some(member) => distribution(member, &self.parts.config),
+            None => String::new(),
+        };
         let EngineParts { stack, ports, links, classifiers } = match self.parts.channel.take() {
             Some(client) => EngineParts::remote(Engine::Channel(Box::new(RemoteEngine::new(client, now)))),
             None => self.build_engine(&seed, now)?,
@@ -346,6 +350,7 @@ impl<H: Handler> ShardBuilder<H> {
             closing: None,
             delivering: None,
             is_stopping: false,
+            save_request: None,
             router,
             kernel_fds: None,
             priority_counters: classifiers.map(|classifiers| classifiers.counters),
@@ -375,6 +380,7 @@ impl<H: Handler> ShardBuilder<H> {
             watch: WaitSet::default(),
             yields: YieldPolicy::default(),
             priorities,
+            distribution: distribution.into(),
         };
         if let Some((published, label)) = self.parts.published {
             shard.start_publishing(published, &label)?;
@@ -464,6 +470,12 @@ impl<H> ShardBuilder<H> {
         }
         Ok(EngineParts { stack: Engine::Local(stack), ports, links, classifiers })
     }
+}
+
+/// Describes how frames are distributed among several shards, as far as the configuration says.
+fn distribution(member: &ShardMember, config: &Config) -> String {
+    let devices: Vec<_> = config.devices.iter().map(|device| (&device.name, &device.shards)).collect();
+    format!("{} of {}: {:?} {devices:?}", member.index, member.count, config.steering)
 }
 
 /// Limits the frames that wait in a device which reports its backlog, so that few frames are in front of an

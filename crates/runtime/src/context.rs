@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::kernel_fds::{Interest, KernelFd, KernelFds};
 use crate::prioritized_rx::DeviceCheck;
 use crate::shard_router::ShardRouter;
+use crate::shard_saver::SaveRequest;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
 use core::net::{IpAddr, SocketAddr};
@@ -46,7 +47,10 @@ pub(crate) struct ShardCore {
     /// The connection whose buffered bytes are being delivered, and how many. They count as read if the
     /// handler closes the connection meanwhile, as bytes in a frame do.
     pub(crate) delivering: Option<(Conn, usize)>,
+    /// True if the shard's loop ends after this turn, or begins what `save_request` asks for.
     pub(crate) is_stopping: bool,
+    /// A request to save the shard after this turn.
+    pub(crate) save_request: Option<SaveRequest>,
     /// Routes to the other shards, if there are several.
     pub(crate) router: Option<Box<ShardRouter>>,
     /// Kernel descriptors of the application, once one was registered.
@@ -235,6 +239,14 @@ impl<'a> Context<'a> {
         Self { core }
     }
 
+    /// Saves the shard after this turn, unless it stops.
+    #[cold]
+    pub(crate) fn save_after_turn(&mut self, request: SaveRequest) {
+        if !core::mem::replace(&mut self.core.is_stopping, true) {
+            self.core.save_request = Some(request);
+        }
+    }
+
     /// See [`Stack::defer_quick_acks`](ginnel_stack::stack::Stack::defer_quick_acks). Does nothing where the
     /// stack is in another shard.
     pub(crate) fn defer_quick_acks(&mut self, time: Duration) {
@@ -275,6 +287,11 @@ impl<'a> Context<'a> {
             let class = self.core.stack.received_class();
             self.core.stats.count_shed(priority::of_class(class), 1);
         }
+    }
+
+    /// Returns whether the engine has a listener.
+    pub(crate) fn has_listener(&self, listener: Listener) -> bool {
+        self.core.stack.local().is_some_and(|stack| stack.has_listener(listener))
     }
 
     /// Returns the time of the current burst.
@@ -988,5 +1005,6 @@ impl<'a> Context<'a> {
     /// close them first where it matters.
     pub fn stop(&mut self) {
         self.core.is_stopping = true;
+        self.core.save_request = None;
     }
 }

@@ -35,6 +35,16 @@ impl EventDispatcher {
         Self { read_buffer: Box::new([0; READ_BUFFER_BYTES]), pending_fins: FxHashSet::default() }
     }
 
+    /// Returns the connections whose FIN follows bytes that the handler has not consumed.
+    pub(crate) fn pending_fins(&self) -> impl Iterator<Item = Conn> {
+        self.pending_fins.iter().copied()
+    }
+
+    /// Takes over such connections.
+    pub(crate) fn restore_pending_fins(&mut self, conns: impl IntoIterator<Item = Conn>) {
+        self.pending_fins.extend(conns);
+    }
+
     /// Delivers all pending events, and up to [`FOLLOW_UP_EVENTS_MAX`] that are caused meanwhile, and returns
     /// how many. `burst` is the burst that caused them, if any.
     pub(crate) fn deliver_events<H: Handler>(

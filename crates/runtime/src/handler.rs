@@ -4,12 +4,14 @@ use crate::context::{Context, WorkContext};
 use crate::dispatch::READ_BUFFER_BYTES;
 use crate::error::Error;
 use crate::kernel_fds::Readiness;
+use crate::saved_shard::DescriptorTable;
 use crate::stages::StageSampler;
 use crate::stats::CounterKind;
 use core::any::Any;
 use core::time::Duration;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::socket_filter::SocketFilter;
 use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::os::fd::RawFd;
@@ -233,6 +235,43 @@ pub trait Handler {
     /// Another thread sent `command` through the shard's mailbox ([`Commander`](crate::Commander)).
     fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
         let _ = (cx, command);
+    }
+
+    /// Returns the application's state, with which [`restore`](Self::restore) continues in another process
+    /// ([`Shard::save`](crate::Shard::save)). Between turns; the application goes on if the shard cannot be
+    /// saved after all.
+    ///
+    /// # Errors
+    /// Says in a sentence why the application cannot be saved, which is what it does unless overridden.
+    fn save(&mut self, cx: &mut Context<'_>, descriptors: &mut DescriptorTable) -> Result<Vec<u8>, String> {
+        let _ = (cx, descriptors);
+        Err("its application cannot be saved".into())
+    }
+
+    /// Takes over the state that [`save`](Self::save) returned. Called instead of [`start`](Self::start), before
+    /// the engine has its connections.
+    ///
+    /// # Errors
+    /// Says in a sentence why the state cannot be taken over.
+    fn restore(&mut self, state: &[u8], descriptors: &mut DescriptorTable) -> Result<(), String> {
+        let _ = (state, descriptors);
+        Err("its application cannot be restored".into())
+    }
+
+    /// Returns the filter that was saved as these bytes, while the engine is restored; `None` if there is none.
+    fn restore_filter(&mut self, saved: &[u8]) -> Option<Arc<dyn SocketFilter>> {
+        let _ = saved;
+        None
+    }
+
+    /// The engine has all connections, listeners and UDP sockets that it had when the shard was saved. The
+    /// place to set timers.
+    ///
+    /// # Errors
+    /// Says in a sentence what of the engine contradicts the state of the application.
+    fn restored(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        let _ = cx;
+        Ok(())
     }
 
     /// Returns whether the application has left work of this turn to the next one, which then starts at once

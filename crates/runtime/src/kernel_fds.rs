@@ -136,6 +136,11 @@ impl KernelFds {
         })
     }
 
+    /// Returns whether no descriptor is registered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Registers a descriptor in a shard's set, which the first one creates.
     pub(crate) fn register(
         slot: &mut Option<Box<Self>>,

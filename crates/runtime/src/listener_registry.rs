@@ -14,6 +14,7 @@ use ginnel_stack::options::ListenOptions;
 use ginnel_stack::steering::ephemeral_udp::EphemeralUdpPorts;
 use ginnel_stack::steering::udp::{UdpBinding, UdpPortTable};
 use ginnel_stack::udp::UdpOptions;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,7 +29,7 @@ pub(crate) struct ListenerRegistry {
 }
 
 /// The state of the registry.
-#[derive(Default)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct RegistryState {
     pub(crate) listeners: BTreeMap<SocketAddr, RegistryEntry>,
     /// Listeners with `SO_REUSEPORT`. Each belongs to one shard, so the others need not know them, except for
@@ -45,13 +46,14 @@ pub(crate) struct RegistryState {
     /// Counts the changes of `groups`.
     groups_version: u64,
     /// `udp` as of the last [`publish`](ListenerRegistry::publish).
+    #[serde(skip)]
     published_udp: Arc<UdpPortTable>,
     version: u64,
     last_id: u64,
 }
 
 /// A listener of all shards.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct RegistryEntry {
     /// Distinguishes it from earlier and later listeners of its address.
     pub(crate) id: u64,
@@ -59,7 +61,7 @@ pub(crate) struct RegistryEntry {
 }
 
 /// A listener with `SO_REUSEPORT`, which belongs to one shard.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct ReuseportEntry {
     pub(crate) id: u64,
     pub(crate) address: SocketAddr,
@@ -101,6 +103,18 @@ impl ListenerRegistry {
         {
             ports.set(port, false);
         }
+    }
+
+    /// Takes over the state of another registry, which each shard has saved. Returns the state; all calls with
+    /// the same state have the same effect.
+    pub(crate) fn restore(&self, saved: RegistryState) -> MutexGuard<'_, RegistryState> {
+        let mut state = self.lock();
+        *state = saved;
+        if let Some(ports) = &self.ephemeral_ports {
+            state.ephemeral_udp.ports().for_each(|port| ports.set(port, true));
+        }
+        self.publish(&mut state);
+        state
     }
 
     /// Makes a change visible to all shards. Returns the new version.

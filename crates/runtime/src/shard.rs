@@ -125,6 +125,9 @@ pub struct Shard<H> {
     pub(crate) yields: YieldPolicy,
     /// Present if `[priority]` is in use.
     pub(crate) priorities: Option<Box<Priorities>>,
+    /// How frames are distributed among several shards. Another shard continues with the state of this one only
+    /// if this is the same.
+    pub(crate) distribution: Box<str>,
 }
 
 /// Result of one turn.
@@ -214,6 +217,9 @@ impl<H: Handler> Shard<H> {
             let now = clock::now();
             let work = self.turn(now)?;
             if self.core.is_stopping || stop_deadline.is_some_and(|deadline| now >= deadline) {
+                if self.save_if_requested() {
+                    continue;
+                }
                 break;
             }
             if stop.is_set() && stop_deadline.is_none() {
@@ -349,7 +355,7 @@ impl<H: Handler> Shard<H> {
             let now = clock::now();
             let work = self.turn(now)?;
             let is_over = until.is_some_and(|until| now >= until) || stop.is_some_and(StopFlag::is_set);
-            if is_done(&mut self.handler) || is_over || self.core.is_stopping {
+            if is_done(&mut self.handler) || is_over || self.core.is_stopping && !self.save_if_requested() {
                 return Ok(());
             }
             if work > 0 {
@@ -693,7 +699,7 @@ impl<H: Handler> Shard<H> {
 }
 
 /// Answers a request to inspect or change the stack. Returns any other command, which is the application's.
-fn answer_inspection<H: Handler>(
+pub(crate) fn answer_inspection<H: Handler>(
     command: Box<dyn Any + Send>,
     ports: &mut [RxPort],
     core: &mut ShardCore,

@@ -18,6 +18,7 @@ use ginnel_stack::steering::ephemeral_udp::EphemeralUdpPorts;
 use ginnel_stack::steering::udp::UdpBinding;
 use ginnel_stack::steering::{Broadcast, FrameOwner, SHARDS_MAX, Steering};
 use ginnel_stack::udp::{UdpError, UdpOptions};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -55,6 +56,7 @@ pub(crate) struct ShardRouter {
 }
 
 /// A listener of the registry on this shard.
+#[derive(Clone, Serialize, Deserialize)]
 struct SharedListener {
     id: u64,
     listener: Listener,
@@ -62,7 +64,51 @@ struct SharedListener {
     is_claimed: bool,
 }
 
+/// What a shard knows of the others, as it is saved.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedRouter {
+    registry: RegistryState,
+    listeners: BTreeMap<SocketAddr, SharedListener>,
+    reuseport: Vec<(Listener, u64)>,
+    udp_claims: BTreeMap<UdpHandle, (u64, u16)>,
+}
+
 impl ShardRouter {
+    /// Returns what is saved. Other shards must not change the registry meanwhile.
+    pub(crate) fn save(&self) -> SavedRouter {
+        SavedRouter {
+            registry: self.registry.lock().clone(),
+            listeners: self.listeners.clone(),
+            reuseport: self.reuseport.clone(),
+            udp_claims: self.udp_claims.clone(),
+        }
+    }
+
+    /// Takes over what was saved. The engine has been restored before.
+    ///
+    /// # Errors
+    /// The engine does not have a listener or a UDP socket.
+    pub(crate) fn restore(
+        &mut self,
+        saved: SavedRouter,
+        stack: &mut Stack,
+        stats: &mut ShardStats,
+    ) -> Result<(), String> {
+        let shared = saved.listeners.values().map(|shared| shared.listener);
+        let mut listeners = shared.chain(saved.reuseport.iter().map(|(listener, _)| *listener));
+        if !listeners.all(|listener| stack.has_listener(listener))
+            || saved.udp_claims.keys().any(|socket| stack.udp_local(*socket).is_err())
+        {
+            return Err("saved state: the engine does not have a socket that shards share".into());
+        }
+        self.listeners = saved.listeners;
+        self.reuseport = saved.reuseport;
+        self.udp_claims = saved.udp_claims;
+        let registry = Arc::clone(&self.registry);
+        self.apply_registry(&registry.restore(saved.registry), stack, stats);
+        Ok(())
+    }
+
     pub(crate) fn new(
         shard: u8,
         senders: Vec<Option<CrossShardSender>>,

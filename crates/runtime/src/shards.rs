@@ -32,6 +32,7 @@ use crate::handler::Handler;
 use crate::listener_registry::ListenerRegistry;
 use crate::published_stack::PublishedStack;
 use crate::relay::{self, DeviceUsers};
+use crate::saved_shard::SavedShard;
 use crate::shard::Shard;
 use crate::shard_router::ShardRouter;
 use crate::stats::{StatsReader, StatsWriter};
@@ -209,6 +210,7 @@ impl Shards {
             parts.push(ShardPart {
                 // Cannot truncate, as above.
                 index: index as u8,
+                saved: None,
                 app_mailboxes: app_mailboxes(&self.config)?,
                 config: shard_config(&self.config, index),
                 devices: Vec::new(),
@@ -405,6 +407,8 @@ struct ShardPart {
     priority_functions: Option<PriorityFunctionFactory>,
     /// Index of the shard.
     index: u8,
+    /// State with which the shard continues.
+    saved: Option<SavedShard>,
     /// Mailboxes of the shard's applications, if they have shards of their own.
     app_mailboxes: Vec<(Commander, Mailbox)>,
 }
@@ -416,6 +420,7 @@ impl ShardPart {
 
     fn build<H: Handler>(mut self, handler: H) -> Result<Shard<H>, Error> {
         let mailbox = self.app_mailboxes.pop();
+        let saved = self.saved.take();
         let position = ThreadPosition { shard: self.index, commands: mailbox, ..ThreadPosition::default() };
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
         builder = builder.delivers_locally(self.local_delivery).priority_functions(self.priority_functions);
@@ -428,7 +433,11 @@ impl ShardPart {
         if let Some(now) = self.now {
             builder = builder.now(now);
         }
-        builder.position(position).build_with_placement()
+        let mut shard = builder.position(position).build_with_placement()?;
+        if let Some(saved) = saved {
+            shard.restore(saved).map_err(Error::application)?;
+        }
+        Ok(shard)
     }
 }
 
@@ -439,6 +448,23 @@ pub struct OpenedShards {
 }
 
 impl OpenedShards {
+    /// Makes the shards continue with saved states, one for each shard in their order. They are taken over when
+    /// the shards are built, before the first frame is looked at.
+    ///
+    /// # Errors
+    /// There are not as many states as shards, or shards have workers.
+    pub fn restore(mut self, saved: Vec<SavedShard>) -> Result<Self, String> {
+        if self.parts.iter().any(|part| part.workers() > 0) {
+            return Err("shards with workers (shard.workers) cannot be restored".into());
+        }
+        if self.parts.len() != saved.len() {
+            let count = self.parts.len();
+            return Err(format!("{} shard(s) were saved, and shards.count is {count} now", saved.len()));
+        }
+        self.parts.iter_mut().zip(saved).for_each(|(part, state)| part.saved = Some(state));
+        Ok(self)
+    }
+
     /// Returns the number of shards.
     pub fn count(&self) -> usize {
         self.parts.len()

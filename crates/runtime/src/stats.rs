@@ -21,7 +21,7 @@ pub const BURST_BUCKETS: usize = 7;
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counters of a shard since its start.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         pub struct ShardStats {
             $($(#[$doc])* pub $name: u64,)*
             /// Bursts by number of frames, in powers of two.

@@ -45,6 +45,11 @@ impl UdpPortTable {
         self.ports.contains_key(&port)
     }
 
+    /// Returns the ports that have a socket.
+    pub fn ports(&self) -> impl Iterator<Item = u16> {
+        self.ports.keys().copied()
+    }
+
     /// Returns whether a socket of another shard conflicts with `binding`. Conflicts within a shard are
     /// detected by that shard.
     pub fn conflicts(&self, binding: &UdpBinding) -> bool {
