@@ -64,14 +64,16 @@ pub(crate) const STEPS_PER_TURN_MAX: usize = 1 << 18;
 /// The memory of the programs of a domain, and the steps that they have done in this turn.
 #[derive(Debug)]
 pub(crate) struct FilterBudget {
+    /// Index of the domain.
+    domain: u8,
     used: AtomicUsize,
     max: usize,
     steps: AtomicUsize,
 }
 
 impl FilterBudget {
-    pub fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { used: AtomicUsize::new(0), max, steps: AtomicUsize::new(0) })
+    pub fn new(domain: u8, max: usize) -> Arc<Self> {
+        Arc::new(Self { domain, used: AtomicUsize::new(0), max, steps: AtomicUsize::new(0) })
     }
 
     /// Begins a turn. Returns the steps since the last one began.
@@ -118,9 +120,44 @@ impl AttachedProgram {
         let program = decode(code)?;
         let bytes = OVERHEAD + code.len() + program.memory_bytes();
         budget.take(bytes)?;
+        Ok(Self::with_memory(program, code, budget, bytes))
+    }
+
+    /// As `new`, for a program that was attached before. The limit may be lower now.
+    fn restore(code: &[u8], budget: &Arc<FilterBudget>) -> Result<Self, FilterError> {
+        let program = decode(code)?;
+        let bytes = OVERHEAD + code.len() + program.memory_bytes();
+        budget.used.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Self::with_memory(program, code, budget, bytes))
+    }
+
+    fn with_memory(program: SocketProgram, code: &[u8], budget: &Arc<FilterBudget>, bytes: usize) -> Self {
         let random = program.loads_random().then(|| (RandomState::new(), AtomicUsize::new(0)));
         let loads_cpu = program.loads_cpu();
-        Ok(Self { program, code: code.into(), budget: Arc::clone(budget), bytes, random, loads_cpu })
+        Self { program, code: code.into(), budget: Arc::clone(budget), bytes, random, loads_cpu }
+    }
+
+    /// Returns what [`restore`] needs.
+    fn saved_as(&self, kind: u8) -> Vec<u8> {
+        [&[kind, self.budget.domain], &*self.code].concat()
+    }
+}
+
+/// Kinds of programs in a saved state.
+const FILTERING: u8 = 0;
+const SELECTING: u8 = 1;
+
+/// Returns a program of a saved state; `budget` returns the memory of the programs of a domain.
+pub(crate) fn restore<'a>(
+    saved: &[u8],
+    budget: impl FnOnce(u8) -> Option<&'a Arc<FilterBudget>>,
+) -> Option<Arc<dyn SocketFilter>> {
+    let (&[kind, domain], code) = saved.split_first_chunk()?;
+    let program = AttachedProgram::restore(code, budget(domain)?).ok()?;
+    match kind {
+        FILTERING => Some(Arc::new(program)),
+        SELECTING => Some(Arc::new(SelectingProgram(program))),
+        _ => None,
     }
 }
 
@@ -171,6 +208,10 @@ impl SocketFilter for AttachedProgram {
     fn code(&self) -> &[u8] {
         &self.code
     }
+
+    fn saved(&self) -> Vec<u8> {
+        self.saved_as(FILTERING)
+    }
 }
 
 /// A program that selects the member of a group of sockets (`SO_ATTACH_REUSEPORT_CBPF`). If the domain has no
@@ -196,6 +237,10 @@ impl SocketFilter for SelectingProgram {
 
     fn code(&self) -> &[u8] {
         &self.0.code
+    }
+
+    fn saved(&self) -> Vec<u8> {
+        self.0.saved_as(SELECTING)
     }
 }
 
@@ -237,7 +282,7 @@ mod tests {
         // 4,095 times the length of the packet, which is returned then.
         let load_length = [0x80, 0, 0, 0, 0, 0, 0, 0];
         let code = [load_length.repeat(4095), vec![0x16, 0, 0, 0, 0, 0, 0, 0]].concat();
-        let [busy, other] = [(); 2].map(|()| FilterBudget::new(1 << 20));
+        let [busy, other] = [(); 2].map(|()| FilterBudget::new(0, 1 << 20));
         let [filter, same_domain] = [(); 2].map(|()| AttachedProgram::new(&code, &busy).unwrap());
         let other_domain = AttachedProgram::new(&code, &other).unwrap();
         for _ in 0..2 {
@@ -256,7 +301,7 @@ mod tests {
         // The length of the packet after as many steps as a turn has.
         let load_length = [0x80, 0, 0, 0, 0, 0, 0, 0];
         let code = [load_length.repeat(4095), vec![0x16, 0, 0, 0, 0, 0, 0, 0]].concat();
-        let budget = FilterBudget::new(1 << 20);
+        let budget = FilterBudget::new(0, 1 << 20);
         let program = SelectingProgram::new(&code, &budget).unwrap();
         let selected: Vec<u32> = (0..=STEPS_PER_TURN_MAX / 4096).map(|_| program.run(&packet())).collect();
         assert_eq!(selected[..2], [100, 100]);

@@ -19,6 +19,7 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::udp::{Datagram, MembershipLimits, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
@@ -201,7 +202,7 @@ pub enum UdpRequest {
 }
 
 /// The time at which a byte of a stream was sent or acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStamp {
     /// Position after the byte.
     pub end: u64,
@@ -276,7 +277,7 @@ impl LinkInfo {
 }
 
 /// Rules by which an address may be shared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressSharing {
     /// Shares the address with sockets that have this flag, too, unless one of them listens (`SO_REUSEADDR`).
     pub reuse_address: bool,

@@ -18,6 +18,7 @@
 use super::sleep_state::CachePadded;
 use super::sync::{AtomicU8, AtomicU32, Ordering};
 use ginnel_stack::priority::{self, BEST_EFFORT, CLASSES};
+use serde::{Deserialize, Serialize};
 
 /// Reason of a notification: the socket has something to process.
 pub(crate) const NOTIFIED: u8 = 1;
@@ -89,7 +90,7 @@ pub(super) struct Doorbells<'a> {
 }
 
 /// The notifying side of a ring: its private state.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Notifier {
     tail: u32,
     /// The queue's head when it was last read.
@@ -103,7 +104,7 @@ pub(crate) struct Notifier {
 
 /// The receiving side of a ring: its private state. The default is the state of a fresh ring, to which
 /// entries may have been pushed already.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct NotifyQueue {
     head: u32,
     /// The next flag of the scan after an overflow, or [`SCAN_DONE`]; `None` without a scan.

@@ -25,6 +25,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::internal_fd::InternalFd;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::Arc;
 
@@ -142,6 +143,41 @@ pub(crate) fn announce_end(region: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
+/// What the layout of a region follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RegionParameters {
+    sockets: u32,
+    clients: u32,
+    listeners: u32,
+    buffer_bytes: u32,
+    large_bytes: u32,
+    large_count: u32,
+}
+
+impl RegionParameters {
+    /// Returns the layout of a file of `size` bytes.
+    ///
+    /// # Errors
+    /// The file has another size, or a value is out of its range.
+    fn layout(self, size: usize) -> io::Result<RegionLayout> {
+        let config = ChannelConfig {
+            sockets_max: self.sockets,
+            clients_max: self.clients,
+            listeners_max: self.listeners,
+            socket_buffer_bytes: self.buffer_bytes,
+            large_buffer_bytes: self.large_bytes,
+            large_buffers_max: self.large_count,
+            ..ChannelConfig::default()
+        };
+        config.validate().map_err(|e| invalid(&e.to_string()))?;
+        let layout = RegionLayout::new(&config);
+        if layout.total != size {
+            return Err(invalid("the region's size does not match its header"));
+        }
+        Ok(layout)
+    }
+}
+
 /// Sizes, and offsets in bytes, of the parts of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RegionLayout {
@@ -242,21 +278,36 @@ impl Region {
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(invalid("the region has another layout version"));
         }
-        let config = ChannelConfig {
-            sockets_max: header.sockets.load(Ordering::Relaxed),
-            clients_max: header.clients.load(Ordering::Relaxed),
-            listeners_max: header.listeners.load(Ordering::Relaxed),
-            socket_buffer_bytes: header.buffer_bytes.load(Ordering::Relaxed),
-            large_buffer_bytes: header.large_bytes.load(Ordering::Relaxed),
-            large_buffers_max: header.large_count.load(Ordering::Relaxed),
-            ..ChannelConfig::default()
+        let parameters = RegionParameters {
+            sockets: header.sockets.load(Ordering::Relaxed),
+            clients: header.clients.load(Ordering::Relaxed),
+            listeners: header.listeners.load(Ordering::Relaxed),
+            buffer_bytes: header.buffer_bytes.load(Ordering::Relaxed),
+            large_bytes: header.large_bytes.load(Ordering::Relaxed),
+            large_count: header.large_count.load(Ordering::Relaxed),
         };
-        config.validate().map_err(|e| invalid(&e.to_string()))?;
-        let layout = RegionLayout::new(&config);
-        if layout.total != size {
-            return Err(invalid("the region's size does not match its header"));
-        }
+        let layout = parameters.layout(size)?;
         Ok(Arc::new(Self::map(InternalFd::new(file)?, layout)?))
+    }
+
+    /// Opens a region with which a stack in another process has worked until now. The layout is that of
+    /// `parameters`, whatever clients have written to the header.
+    ///
+    /// # Errors
+    /// Returns an error if the file does not have this layout, or cannot be mapped.
+    pub fn reopen(file: OwnedFd, parameters: RegionParameters) -> io::Result<Arc<Self>> {
+        let layout = parameters.layout(mapping::sealed_size(&file)?)?;
+        Ok(Arc::new(Self::map(InternalFd::in_place(file), layout)?))
+    }
+
+    /// Returns what the layout follows from.
+    pub fn parameters(&self) -> RegionParameters {
+        let RegionLayout { sockets, clients, listeners, buffer_bytes, large_bytes, large_count, .. } =
+            self.layout;
+        // Cannot truncate: the configuration has 32 bits.
+        let [sockets, clients, listeners] = [sockets, clients, listeners].map(|count| count as u32);
+        let [buffer_bytes, large_bytes] = [buffer_bytes, large_bytes].map(|bytes| bytes as u32);
+        RegionParameters { sockets, clients, listeners, buffer_bytes, large_bytes, large_count }
     }
 
     fn map(file: InternalFd, layout: RegionLayout) -> io::Result<Self> {

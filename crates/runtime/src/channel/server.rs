@@ -19,6 +19,7 @@ mod port_reservations;
 mod preallocated;
 mod receive_charges;
 mod requests;
+mod saved;
 mod slot_allocator;
 mod stage_marks;
 mod tx_stamps;
@@ -40,6 +41,9 @@ use crate::context::{Context, WorkContext};
 use crate::errno;
 use crate::error::Error;
 use crate::handler::{Handler, UrgentData};
+use crate::saved_shard::DescriptorTable;
+use crate::shard_saver::SaveRequest;
+use crate::socket_filter;
 use crate::stages::StageSampler;
 use crate::stats::CounterKind;
 use crate::wait::EventFd;
@@ -49,6 +53,7 @@ use domain::{Domain, split_token};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::priority::BEST_EFFORT;
+use ginnel_stack::socket_filter::SocketFilter;
 use ginnel_stack::udp::{Datagram, UdpError};
 use owners::NotAdmitted;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -87,6 +92,9 @@ pub struct ChannelServer {
     has_yield_expired: bool,
     /// Counters of domains that were reaped.
     closed_stats: ChannelStats,
+    /// Of a state that is being restored: whether events had classes of priority, and its filters.
+    has_saved_priorities: bool,
+    restored_filters: saved::RestoredFilters,
 }
 
 impl ChannelServer {
@@ -128,6 +136,8 @@ impl ChannelServer {
             is_ready: false,
             has_yield_expired: false,
             closed_stats: ChannelStats::default(),
+            has_saved_priorities: false,
+            restored_filters: saved::RestoredFilters::default(),
         })
     }
 
@@ -370,16 +380,7 @@ impl ChannelServer {
         let mut domain = Domain::new(index as u8, &self.config, true)?;
         let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
         let (region, wake) = (copy(domain.region.file())?, copy(domain.wake.as_fd())?);
-        if self.domain_epoll.is_none() {
-            let epoll = DomainEpoll::new()?;
-            if let Some(local) = &self.domains[LOCAL_DOMAIN] {
-                epoll.add(&local.wake, LOCAL_DOMAIN as u8)?;
-            }
-            self.domain_epoll = Some(epoll);
-        }
-        if let Some(epoll) = &self.domain_epoll {
-            epoll.add(&domain.wake, index as u8)?;
-        }
+        self.add_to_epoll(&domain)?;
         domain.region.set_cpu(rustix::thread::sched_getcpu());
         if let Some(share) = lower_share_percent {
             domain.region.set_lower_share_percent(share);
@@ -554,12 +555,42 @@ impl Handler for ChannelServer {
                 let _ = reply.send(response);
             }
             Err(other) => {
-                let Ok(envelope) = other.downcast::<BrokerEnvelope>() else { return };
-                let BrokerEnvelope { request, reply } = *envelope;
-                let broker_reply = self.handle_broker_request(cx, request);
-                let _ = reply.send(broker_reply);
+                let other = match other.downcast::<BrokerEnvelope>() {
+                    Ok(envelope) => {
+                        let BrokerEnvelope { request, reply } = *envelope;
+                        let broker_reply = self.handle_broker_request(cx, request);
+                        let _ = reply.send(broker_reply);
+                        return;
+                    }
+                    Err(other) => other,
+                };
+                if let Ok(request) = other.downcast::<SaveRequest>() {
+                    cx.save_after_turn(*request);
+                }
             }
         }
+    }
+
+    fn save(&mut self, cx: &mut Context<'_>, descriptors: &mut DescriptorTable) -> Result<Vec<u8>, String> {
+        self.save_state(cx, descriptors)
+    }
+
+    fn restore(&mut self, state: &[u8], descriptors: &mut DescriptorTable) -> Result<(), String> {
+        self.restore_state(state, descriptors)
+    }
+
+    fn restore_filter(&mut self, saved: &[u8]) -> Option<Arc<dyn SocketFilter>> {
+        if let Some(shared) = self.restored_filters.get(saved) {
+            return Some(shared.clone());
+        }
+        let budget = |domain: u8| Some(&self.domains.get(usize::from(domain))?.as_ref()?.filter_budget);
+        let filter = socket_filter::restore(saved, budget)?;
+        self.restored_filters.insert(saved.to_vec(), filter.clone());
+        Some(filter)
+    }
+
+    fn restored(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        self.tie_to_engine(cx)
     }
 
     fn acked(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: u32) {

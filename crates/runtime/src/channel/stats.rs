@@ -2,9 +2,10 @@
 
 use crate::stats::CounterKind;
 use core::ops::Add;
+use serde::{Deserialize, Serialize};
 
 /// Counters of the stack's end of a channel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelStats {
     /// Doorbell notifications of clients that were processed.
     pub doorbells: u64,

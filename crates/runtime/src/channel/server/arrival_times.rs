@@ -9,6 +9,7 @@ use crate::context::Context;
 use core::num::NonZeroU32;
 use ginnel_stack::error::Stale;
 use ginnel_stack::handle::Conn;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::VecDeque;
 
 /// Times that are kept for the unread bytes of a stream. At the limit, the newest bytes share one time, as
@@ -17,16 +18,24 @@ use std::collections::VecDeque;
 const TIMES_MAX: usize = 1024;
 
 /// The arrival times of a stream.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct ArrivalTimes {
     /// Positions after the last byte that arrived at a time, and the times, in order.
+    #[serde(deserialize_with = "read_times")]
     times: VecDeque<(u64, NonZeroU32)>,
     /// [`DomainSocket::report_unread_after`] as it would be without arrival times.
     pub report_unread_after: u64,
     /// Clients want the times.
     is_requested: bool,
-    /// Present while the socket's latency stages are sampled.
+    /// Present while the socket's latency stages are sampled. The sampling ends with the shard.
+    #[serde(skip)]
     pub stages: Option<StageMark>,
+}
+
+/// Reads times of which none is 0.
+fn read_times<'de, D: Deserializer<'de>>(from: D) -> Result<VecDeque<(u64, NonZeroU32)>, D::Error> {
+    let times = Vec::<(u64, u32)>::deserialize(from)?.into_iter();
+    Ok(times.map(|(end, at)| (end, NonZeroU32::new(at).unwrap_or(NonZeroU32::MIN))).collect())
 }
 
 impl ArrivalTimes {

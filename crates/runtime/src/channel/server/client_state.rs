@@ -4,10 +4,12 @@ use super::super::client_memory::{ClientMemory, OFFERS_MAX, PREALLOCATED_MAX};
 use super::super::doorbells::{Notifier, NotifyQueue};
 use super::super::notified_clients::iter_set_bits;
 use super::waker::ClientWaker;
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// A connection that is offered to a client.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct PendingOffer {
     pub listener: u16,
     /// True if the client has fallback credit only.
@@ -20,6 +22,9 @@ pub(super) struct PendingOffer {
 pub(super) struct ClientState {
     /// The memory that the stack shares with it.
     pub memory: Arc<ClientMemory>,
+    /// The file of that memory, for another process that continues with the shard's state; `None` for a
+    /// thread.
+    pub memory_file: Option<OwnedFd>,
     pub from_client: NotifyQueue,
     pub to_client: Notifier,
     pub wake: ClientWaker,
@@ -63,6 +68,7 @@ impl ClientState {
             from_client: NotifyQueue::default(),
             to_client: memory.to_client().notifier(),
             memory,
+            memory_file: None,
             wake,
             is_suspended: false,
             revoked_listeners: Vec::new(),
@@ -126,6 +132,18 @@ impl ClientState {
             None => self.add_outstanding(offer.listener),
         }
         Some(slot)
+    }
+
+    /// Puts an offer into a slot. Returns false if the slot is in use or does not exist.
+    pub fn restore_offer(&mut self, slot: usize, offer: PendingOffer) -> bool {
+        if slot >= OFFERS_MAX || self.offers[slot].is_some() {
+            return false;
+        }
+        // The only free slot is the one that `add_offer` takes.
+        let free_slots = core::mem::replace(&mut self.free_slots, 1 << slot);
+        self.add_offer(offer);
+        self.free_slots = free_slots & !(1 << slot);
+        true
     }
 
     #[cold]

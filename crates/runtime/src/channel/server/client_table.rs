@@ -91,6 +91,48 @@ impl ClientTable {
         Some(number)
     }
 
+    /// Returns the clients and their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &ClientState)> {
+        self.clients.iter().enumerate().filter_map(|(number, client)| Some((number, client.as_deref()?)))
+    }
+
+    /// Returns how often rings of clients that were removed became full.
+    pub fn rings_full_before(&self) -> u64 {
+        self.rings_full_before
+    }
+
+    /// Creates a table with the clients of a saved one. All of them count as having notified, so that no
+    /// notification is lost. Returns `None` if a number is used twice or beyond the limit.
+    pub fn restore(
+        max: usize,
+        clients: impl IntoIterator<Item = (usize, ClientState)>,
+        rings_full_before: u64,
+    ) -> Option<Self> {
+        let mut table = Self { rings_full_before, ..Self::new(max) };
+        for (number, mut client) in clients {
+            if number >= max || table.get(number).is_some() {
+                return None;
+            }
+            if number >= table.clients.len() {
+                table.clients.resize_with(number + 1, || None);
+            }
+            client.is_unfinished = true;
+            // Cannot truncate: numbers have 16 bits.
+            table.unfinished.push(number as u16);
+            if !client.to_client.is_quiet() {
+                table.to_wake.push(number as u16);
+            }
+            if client.outstanding() > 0 {
+                client.is_offering = true;
+                table.offering.push(number as u16);
+            }
+            table.clients[number] = Some(Box::new(client));
+            table.count += 1;
+        }
+        table.numbers = SlotAllocator::with_allocated(max, table.clients.iter().map(Option::is_some));
+        Some(table)
+    }
+
     /// Removes a client. Its number is used again.
     pub fn remove(&mut self, number: usize) -> Option<Box<ClientState>> {
         let client = self.clients.get_mut(number)?.take()?;

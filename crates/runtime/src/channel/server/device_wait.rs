@@ -7,6 +7,7 @@ use super::domain::DomainSocket;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Longest time that a datagram waits for a device.
 // limit: time that a datagram waits for a device
@@ -19,7 +20,7 @@ const ATTEMPT_MAX: Duration = Duration::from_millis(1);
 const NO_WAIT_TIME: Duration = Duration::from_millis(100);
 
 /// The wait of a socket for devices.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct DeviceWait {
     /// Position in the stream of the datagram that a device refused last, and when that was.
     refused: Option<(u64, Instant)>,

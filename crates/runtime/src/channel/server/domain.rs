@@ -32,6 +32,7 @@ use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::TcpOption;
 use ginnel_stack::priority::{self, ClassedQueue};
 use ginnel_stack::udp::{Datagram, UdpError};
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -56,6 +57,7 @@ const SOCKET_COST_BYTES_MIN: usize = 1024;
 const SOCKET_BITS: u32 = 24;
 
 /// State of a listener.
+#[derive(Serialize, Deserialize)]
 pub(super) struct DomainListener {
     pub listener: Listener,
     pub address: SocketAddr,
@@ -66,14 +68,17 @@ pub(super) struct DomainListener {
     /// Number of proxy descriptors that own it.
     pub proxies: u32,
     /// Clients that have credit.
+    #[serde(skip)]
     pub credit_queue: CreditQueue,
     /// Connections that are not offered.
     pub pending: ClassedQueue<u32>,
     /// True if the listener is among those whose connections are distributed next.
+    #[serde(skip)]
     pub is_distributable: bool,
     /// True if a full backlog left connections in the engine's accept queue.
     pub is_backlog_full: bool,
     /// True if the listener is among those that wait for a free socket of the domain.
+    #[serde(skip)]
     pub is_stalled: bool,
     /// Number of connections that are pending or offered.
     pub unaccepted: u32,
@@ -101,14 +106,14 @@ impl DomainListener {
 }
 
 /// A slot in the memory of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ClientSlot {
     pub client: u16,
     pub slot: u8,
 }
 
 /// State of a socket.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct DomainSocket {
     pub conn: Option<Conn>,
     pub is_in_use: bool,
@@ -158,10 +163,12 @@ pub(super) struct DomainSocket {
     /// Queued datagrams, if they pass through the region.
     pub datagram_queue: Option<Box<DatagramQueue>>,
     /// It is among the sockets that continue in the next turn.
+    #[serde(skip)]
     pub is_unfinished: bool,
     /// Large buffers of the incoming and the outgoing direction.
     pub large_buffers: [Option<u32>; 2],
     /// Bytes that the engine sends directly from the large buffer.
+    #[serde(skip)]
     pub loan: Option<ZeroCopyLoan>,
     /// Offsets in the stream, once bytes could be taken before bytes which precede them.
     pub unordered: Option<Box<UnorderedStream>>,
@@ -170,7 +177,7 @@ pub(super) struct DomainSocket {
 }
 
 /// Datagrams of a socket that are not in the region, and what those in it are charged.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct DatagramQueue {
     /// Datagrams for which there was no space.
     pub pending: VecDeque<(Datagram, Vec<u8>)>,
@@ -225,7 +232,7 @@ pub(super) struct Domain {
     /// Preallocated sockets of all clients.
     pub preallocated_count: usize,
     /// Number of sockets that the domain may have.
-    sockets_max: usize,
+    pub(super) sockets_max: usize,
     /// Grows up to the domain's limit.
     pub listeners: Vec<Option<DomainListener>>,
     pub listener_slots: SlotAllocator,
@@ -301,13 +308,22 @@ pub(super) fn split_token(token: u32) -> (usize, u32) {
 impl Domain {
     /// Creates a domain without clients.
     pub fn new(index: u8, config: &ChannelConfig, is_for_processes: bool) -> std::io::Result<Self> {
-        let region = Region::create(config)?;
+        Ok(Self::with_region(index, config, is_for_processes, (Region::create(config)?, EventFd::new()?)))
+    }
+
+    /// Creates a domain without clients, whose region has none and whose shard is woken by the eventfd.
+    pub fn with_region(
+        index: u8,
+        config: &ChannelConfig,
+        is_for_processes: bool,
+        (region, wake): (Arc<Region>, EventFd),
+    ) -> Self {
         let sockets = region.sockets();
         let for_bytes = config.buffer_bytes_max / (2 * u64::from(config.socket_buffer_bytes));
         let sockets_max = usize::try_from(for_bytes).map_or(sockets, |max| max.clamp(1, sockets));
-        Ok(Self {
+        Self {
             index,
-            wake: Arc::new(EventFd::new()?),
+            wake: Arc::new(wake),
             is_for_processes,
             clients: ClientTable::new(region.clients()),
             distributable: VecDeque::new(),
@@ -330,7 +346,7 @@ impl Domain {
             udp: HashMap::new(),
             datagram_bytes: 0,
             datagram_bytes_max: config.datagram_bytes_max as usize,
-            filter_budget: FilterBudget::new(config.filter_bytes_max as usize),
+            filter_budget: FilterBudget::new(index, config.filter_bytes_max as usize),
             stamped: HashMap::new(),
             stamps_due: Vec::new(),
             is_offer_timer_set: false,
@@ -341,7 +357,7 @@ impl Domain {
             event_class: None,
             stats: ChannelStats::default(),
             region,
-        })
+        }
     }
 
     /// Returns the token of the domain's timers.
@@ -475,7 +491,13 @@ impl Domain {
             self.region.socket(socket).set_endpoints(ends);
         }
         // Only a stale handle can be refused.
-        let _ = cx.set_token(conn, u32::from(self.index) << SOCKET_BITS | socket);
+        let _ = cx.set_token(conn, self.token_of(socket));
+    }
+
+    /// Returns the engine's token of a socket's connection.
+    #[inline(always)]
+    pub(super) fn token_of(&self, socket: u32) -> u32 {
+        u32::from(self.index) << SOCKET_BITS | socket
     }
 
     /// Notifies all owners of a socket.

@@ -2,6 +2,8 @@
 //! the position in the other one's list, so adding and removing an owner costs little however much either
 //! owns.
 
+use serde::{Deserialize, Serialize};
+
 /// A client that owns a socket or a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
@@ -11,7 +13,8 @@ pub(super) struct Owner {
 }
 
 /// The clients that own one socket or listener. Nearly always there is one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<u16>", into = "Vec<u16>")]
 pub(super) enum OwnerSet {
     #[default]
     None,
@@ -19,6 +22,27 @@ pub(super) enum OwnerSet {
     /// In ascending order of the clients' numbers. Boxed, because few sockets have it.
     #[allow(clippy::box_collection)]
     Many(Box<Vec<Owner>>),
+}
+
+/// Saved are the clients alone: the lists of what they own are built again.
+impl From<OwnerSet> for Vec<u16> {
+    fn from(owners: OwnerSet) -> Self {
+        owners.as_slice().iter().map(|owner| owner.client).collect()
+    }
+}
+
+/// The positions in the clients' lists are 0 until [`OwnerSet::insert`] is called for each owner.
+impl From<Vec<u16>> for OwnerSet {
+    fn from(mut clients: Vec<u16>) -> Self {
+        clients.sort_unstable();
+        clients.dedup();
+        let owner = |client: &u16| Owner { client: *client, position: 0 };
+        match &clients[..] {
+            [] => Self::None,
+            [one] => Self::One(owner(one)),
+            many => Self::Many(Box::new(many.iter().map(owner).collect())),
+        }
+    }
 }
 
 impl OwnerSet {

@@ -45,7 +45,17 @@ impl Domain {
         }
         let (memory, file) = ClientMemory::create(self.region.sockets(), self.region.listeners())
             .map_err(|e| NotAdmitted::NoResources(errno::of_io(&e)))?;
+        let copy = match wake {
+            ClientWaker::Thread(_) => None,
+            ClientWaker::Process(_) => {
+                let copy = file.try_clone();
+                Some(copy.map_err(|e| NotAdmitted::NoResources(errno::of_io(&e)))?)
+            }
+        };
         let number = self.clients.insert(memory, wake).ok_or(full)?;
+        if let Some(client) = self.clients.get_mut(number) {
+            client.memory_file = copy;
+        }
         // Cannot truncate: client numbers have 16 bits.
         Ok(AdmittedClient { number: number as u32, memory: file })
     }

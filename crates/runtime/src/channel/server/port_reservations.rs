@@ -8,9 +8,10 @@ use crate::context::Context;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::RangeInclusive;
 use ginnel_stack::options::PortSharing;
+use serde::{Deserialize, Serialize};
 
 /// One reservation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct PortReservation {
     address: SocketAddr,
     sharing: AddressSharing,
@@ -44,7 +45,7 @@ pub(super) fn owner_id(domain: usize, client: usize) -> u32 {
 }
 
 /// All reservations on a stack's shard. Binding is rare, so they are searched linearly.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct PortReservations {
     entries: Vec<Option<PortReservation>>,
 }

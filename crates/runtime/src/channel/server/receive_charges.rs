@@ -1,6 +1,7 @@
 //! Memory that Linux would charge to the receive buffer of a UDP socket for its unread datagrams, which
 //! `SO_RCVBUF` limits.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Memory that Linux charges for a short datagram over loopback: `struct sk_buff` and a buffer of
@@ -22,11 +23,25 @@ pub(super) fn truesize(len: usize) -> usize {
 
 /// The datagrams in the region that were unread at the last call of [`unread`](Self::unread), or were added
 /// since.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "Vec<(u64, usize)>", into = "Vec<(u64, usize)>")]
 pub(super) struct ReceiveCharges {
     /// Position after each datagram, and what it is charged.
     entries: VecDeque<(u64, usize)>,
     total: usize,
+}
+
+impl From<Vec<(u64, usize)>> for ReceiveCharges {
+    fn from(entries: Vec<(u64, usize)>) -> Self {
+        let total = entries.iter().fold(0, |total: usize, (_, charge)| total.saturating_add(*charge));
+        Self { entries: entries.into(), total }
+    }
+}
+
+impl From<ReceiveCharges> for Vec<(u64, usize)> {
+    fn from(charges: ReceiveCharges) -> Self {
+        charges.entries.into()
+    }
 }
 
 impl ReceiveCharges {

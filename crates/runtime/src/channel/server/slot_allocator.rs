@@ -22,6 +22,20 @@ impl SlotAllocator {
         Self { free: Vec::with_capacity(count), listed: 0, count }
     }
 
+    /// Creates an allocator of the numbers below `count`, of which those are allocated for which `allocated`
+    /// returns true, from number 0 on. There are at most `count` of them.
+    pub fn with_allocated(
+        count: usize,
+        allocated: impl DoubleEndedIterator<Item = bool> + ExactSizeIterator,
+    ) -> Self {
+        let mut numbers = Self::new(count);
+        numbers.listed = allocated.len();
+        // Cannot truncate: the configuration limits the count.
+        let free = allocated.enumerate().rev().filter(|(_, allocated)| !allocated);
+        numbers.free.extend(free.map(|(number, _)| number as u32));
+        numbers
+    }
+
     /// Returns how many numbers are free.
     pub fn free_count(&self) -> usize {
         self.count - self.in_use()
@@ -88,6 +102,13 @@ mod tests {
         assert_eq!(numbers.free_count(), 3);
         assert_eq!([(); 4].map(|()| numbers.allocate()), [Some(0), Some(1), Some(2), None]);
         assert_eq!((numbers.free_count(), numbers.has_free(), numbers.peek()), (0, false, None));
+    }
+
+    #[test]
+    fn restored_numbers_continue() {
+        let mut numbers = SlotAllocator::with_allocated(6, [true, false, true, false].into_iter());
+        assert_eq!((numbers.in_use(), numbers.free_count(), numbers.listed()), (2, 4, 4));
+        assert_eq!([(); 5].map(|()| numbers.allocate()), [Some(1), Some(3), Some(4), Some(5), None]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Sockets whose latency stages are sampled (`ginnel ss --stages`): the shard notes when their bytes are in
 //! the region, and when clients have read and written. Clients notify the shard of each read meanwhile.
 
-use super::domain::Domain;
+use super::domain::{Domain, DomainSocket};
 use crate::channel::region::Direction;
 use crate::channel::sync::{Ordering, fence};
 use crate::context::Context;
@@ -19,15 +19,26 @@ pub(super) struct StageMark {
     is_unread_reported: bool,
 }
 
+impl DomainSocket {
+    fn end_stage_mark(&mut self) {
+        if let Some(times) = &mut self.arrival_times
+            && let Some(mark) = times.stages.take()
+        {
+            self.is_unread_reported = mark.is_unread_reported;
+        }
+    }
+
+    /// Ends the sampling of the socket.
+    pub(super) fn end_stages(&mut self) {
+        self.end_stage_mark();
+        self.end_unneeded_reports();
+    }
+}
+
 impl Domain {
     /// Begins or ends the sampling of a socket. Bytes that clients have written before are no answer.
     pub(super) fn set_stages(&mut self, socket: u32, stages: Option<(Arc<StageSampler>, u32)>) {
-        let entry = self.socket(socket);
-        if let Some(times) = &mut entry.arrival_times
-            && let Some(mark) = times.stages.take()
-        {
-            entry.is_unread_reported = mark.is_unread_reported;
-        }
+        self.socket(socket).end_stage_mark();
         if let Some((sampler, slot)) = stages {
             sampler.set_written(slot, self.written(socket).0);
             let entry = self.socket(socket);

@@ -7,6 +7,7 @@ use crate::channel::control::StreamStamp;
 use crate::context::Context;
 use core::num::NonZeroU32;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Times of a stream that clients have asked for and not taken. At the limit, further requests are ignored.
@@ -17,7 +18,7 @@ const STAMPS_MAX: usize = 256;
 const TIMER_TOKEN: u64 = 1 << 32;
 
 /// A byte whose times a client wants.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct AwaitedByte {
     /// The number of the client.
     client: usize,
@@ -28,9 +29,10 @@ struct AwaitedByte {
 }
 
 /// The times of a stream that clients want.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct StreamStamps {
     /// True if the socket is in [`Domain::stamps_due`].
+    #[serde(skip)]
     is_due: bool,
     awaited: VecDeque<AwaitedByte>,
     /// The times that were taken, each with the client that wants it.
@@ -84,6 +86,15 @@ impl Domain {
         stamps.await_byte(AwaitedByte { client, end, wants_sent, wants_acked });
         self.check_stamps(cx, socket);
         self.check_stamps_after_transmit(cx, socket);
+    }
+
+    /// Looks at all sockets again of whose bytes clients want the times, after the domain was restored.
+    pub(super) fn restore_stamps(&mut self, cx: &mut Context<'_>) {
+        let sockets: Vec<u32> = self.stamped.keys().copied().collect();
+        for socket in sockets {
+            self.check_stamps(cx, socket);
+            self.check_stamps_after_transmit(cx, socket);
+        }
     }
 
     /// Looks again in the next turn, which comes after this turn has transmitted, if bytes are to be sent.

@@ -11,6 +11,7 @@ use ginnel_stack::error::{SendError, Stale};
 use ginnel_stack::handle::Conn;
 use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::stream_position::StreamPosition;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Most bytes of one reply, which has to fit into a message of the broker.
@@ -22,7 +23,7 @@ const REPLY_BYTES_MAX: usize = 64 << 10;
 const SEGMENTS_MAX: usize = 4096;
 
 /// The offsets of the bytes of a stream of which clients take some early.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct UnorderedStream {
     position: StreamPosition,
     /// Where the offsets in the stream continue after bytes that were taken early: positions in the region,
