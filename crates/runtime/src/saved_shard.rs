@@ -149,6 +149,8 @@ fn digest(bytes: &[u8]) -> u64 {
 }
 
 #[cfg(all(test, not(loom)))]
+mod layout_tests;
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::io::pipe;

@@ -28,6 +28,7 @@ mod notsent;
 mod options;
 mod preallocated;
 mod prioritized;
+mod saved;
 mod shared;
 mod shed;
 mod stages;

@@ -9,13 +9,14 @@ mod labels;
 mod limits;
 mod listeners;
 mod priority_rules;
+mod saved;
 mod steering_rules;
 mod streams;
 mod tasks;
 mod threads;
 mod workers;
 
-use super::Shards;
+use super::{SavedShard, Shards};
 use crate::config::Config;
 use crate::context::Context;
 use crate::error::Error;
