@@ -4,7 +4,7 @@
 use crate::supervisor::same_command;
 use core::fmt;
 use core::time::Duration;
-use ginnel::broker::PROTOCOL_VERSION;
+use ginnel::broker::{PROTOCOL_VERSION, STATE_VERSION};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,14 +27,24 @@ impl fmt::Display for Version {
     }
 }
 
-/// Returns what this program prints about itself for [`version`] in another process.
-pub fn print_own() -> String {
-    format!("{WORD} {PROTOCOL_VERSION} {}", env!("CARGO_PKG_VERSION"))
+/// An executable that can run the shards of this stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckedExecutable {
+    /// Its version.
+    pub version: Version,
+    /// Version of the saved states of shards that it writes and reads; `None` if it does neither.
+    pub state_version: Option<u32>,
 }
 
-/// Has `executable` check the command line and the configuration of this process. Returns its version, or why
-/// it cannot run the shards.
-pub fn version(executable: &File) -> Result<Version, String> {
+/// Returns what this program prints about itself for [`check`] in another process: the versions of the broker
+/// protocol, of the program and of saved states.
+pub fn print_own() -> String {
+    format!("{WORD} {PROTOCOL_VERSION} {} {STATE_VERSION}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Has `executable` check the command line and the configuration of this process. Returns its versions, or
+/// why it cannot run the shards.
+pub fn check(executable: &File) -> Result<CheckedExecutable, String> {
     let mut command = same_command(executable, |command| _ = command.arg("--check-shards"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|e| format!("the new executable cannot be started: {e}"))?;
@@ -82,14 +92,15 @@ fn text(pipe: Option<impl Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the version in what an executable has printed, or why it does not fit; `None` if it has not
+/// Returns the versions in what an executable has printed, or why it does not fit; `None` if it has not
 /// printed a version.
-fn parse(output: &str) -> Option<Result<Version, String>> {
+fn parse(output: &str) -> Option<Result<CheckedExecutable, String>> {
     let mut words = output.split_whitespace();
     let (WORD, protocol, version) = (words.next()?, words.next()?, words.next()?) else { return None };
     let protocol: u32 = protocol.parse().ok()?;
     if protocol == PROTOCOL_VERSION {
-        return Some(Ok(Version(version.to_owned())));
+        let state_version = words.next().and_then(|word| word.parse().ok());
+        return Some(Ok(CheckedExecutable { version: Version(version.to_owned()), state_version }));
     }
     Some(Err(format!(
         "version {version} has version {protocol} of the broker protocol, and the programs on the stack have version {PROTOCOL_VERSION}: stop the stack, and start it again"
@@ -102,7 +113,17 @@ mod tests {
 
     #[test]
     fn own_version_fits() {
-        assert_eq!(parse(&print_own()), Some(Ok(Version(env!("CARGO_PKG_VERSION").into()))));
+        let version = Version(env!("CARGO_PKG_VERSION").into());
+        let state_version = Some(STATE_VERSION);
+        assert_eq!(parse(&print_own()), Some(Ok(CheckedExecutable { version, state_version })));
+    }
+
+    #[test]
+    fn version_without_saved_states_fits() {
+        for words in ["", " ?", " -1"] {
+            let checked = parse(&format!("{WORD} {PROTOCOL_VERSION} 9.8.7{words}\n")).unwrap().unwrap();
+            assert_eq!(checked.state_version, None, "{words}");
+        }
     }
 
     #[test]

@@ -8,7 +8,9 @@
 //!   └───────────────────────────────────────────┘        └──────────────────────────┘
 //! ```
 
-use crate::executable_check::{self, Version};
+mod upgrade;
+
+use crate::descriptor_limit;
 use crate::failure::Failure;
 use crate::served_stack::{POLL_INTERVAL, open_shards};
 use crate::{log, signals};
@@ -16,7 +18,8 @@ use clap::{Args, ValueEnum};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use ginnel::broker::{
-    AfterDeath, ChildLink, UpgradeShards, link_pair, receive_taps, send_taps, serve_broker,
+    AfterDeath, ChildLink, ChildStart, STATE_VERSION, SaveShards, SavedState, UpgradeShards, link_pair,
+    receive_start, send_start, serve_broker,
 };
 use ginnel::config::RunConfig;
 use ginnel::inspect::restore_routes;
@@ -29,9 +32,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+pub use upgrade::UPGRADE_TIMEOUT;
+use upgrade::Upgrade;
 
 /// Longest time for a child to open its devices.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -42,8 +46,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const SHORT_LIFE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Longest time for an upgrade, from the check of the new executable until its child runs.
-pub const UPGRADE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Name of the process of the shards, as tools show it.
 const PROCESS_NAME: &CStr = c"ginnel";
 
@@ -88,13 +90,29 @@ impl DeathOptions {
 pub struct ShardProcess {
     /// The child that runs now.
     child: Mutex<Child>,
-    /// The executable of the next child. Its path may name another file by then, or none.
-    executable: Mutex<File>,
+    /// The executable of this child and of the next one.
+    executable: Mutex<Executable>,
+    /// The directory of the stack.
+    directory: PathBuf,
+    taps: KeptTaps,
+    /// Locked during an upgrade.
+    upgrading: Mutex<()>,
     /// The upgrade for which the child is being ended.
     upgrade: Mutex<Option<Upgrade>>,
+    /// Locked while the state of the shards passes from one child to the next.
+    exchange: Mutex<()>,
     is_stopping: AtomicBool,
     /// Why the stack has ended.
     end: Mutex<Option<String>>,
+}
+
+/// An executable that runs shards.
+#[derive(Debug)]
+struct Executable {
+    /// Its path may name another file by now, or none.
+    file: File,
+    /// Version of the states that it saves and restores; `None` if it does neither.
+    state_version: Option<u32>,
 }
 
 impl ShardProcess {
@@ -108,25 +126,36 @@ impl ShardProcess {
         let taps = open_taps(config)?;
         let executable = File::open("/proc/self/exe")
             .map_err(|e| Failure::running(format!("executable of this process: {e}")))?;
-        let (mut child, link) = spawn(&executable, directory, &taps)?;
-        let link =
-            ChildLink::open(link, START_TIMEOUT).map_err(|error| end_failed_child(&mut child, error))?;
-        let process = Arc::new(Self {
-            child: Mutex::new(child),
-            executable: Mutex::new(executable),
-            upgrade: Mutex::default(),
-            is_stopping: AtomicBool::new(false),
-            end: Mutex::default(),
-        });
-        let (restarting, directory) = (process.clone(), directory.to_owned());
+        let (mut child, link) = spawn(&executable, directory, &taps, None)?;
+        let link = ChildLink::open(link, None, START_TIMEOUT)
+            .map_err(|error| end_failed_child(&mut child, error))?;
+        let executable = Executable { file: executable, state_version: Some(STATE_VERSION) };
+        let process = Arc::new(Self::new(child, executable, directory.to_owned(), taps));
+        let restarting = process.clone();
         let mut history = History { started: Instant::now(), pause: FIRST_PAUSE };
         let upgrading = process.clone();
         Ok(StartedShards {
             process,
             link,
-            restart: move || restarting.restart(&directory, &taps, action, &mut history),
-            upgrade: Arc::new(move |executable| upgrading.upgrade(executable)),
+            restart: move || restarting.restart(action, &mut history),
+            upgrade: Arc::new(move |executable, policy, hand_over| {
+                upgrading.upgrade(executable, policy, hand_over)
+            }),
         })
+    }
+
+    fn new(child: Child, executable: Executable, directory: PathBuf, taps: KeptTaps) -> Self {
+        Self {
+            child: Mutex::new(child),
+            executable: Mutex::new(executable),
+            directory,
+            taps,
+            upgrading: Mutex::default(),
+            upgrade: Mutex::default(),
+            exchange: Mutex::default(),
+            is_stopping: AtomicBool::new(false),
+            end: Mutex::default(),
+        }
     }
 
     fn child(&self) -> MutexGuard<'_, Child> {
@@ -152,51 +181,8 @@ impl ShardProcess {
         *lock(&self.end) = Some(cause);
     }
 
-    /// Has another executable run the shards from now on. See [`UpgradeShards`].
-    fn upgrade(&self, executable: OwnedFd) -> Result<Duration, String> {
-        let began = Instant::now();
-        let executable = File::from(executable);
-        let version = executable_check::version(&executable)?;
-        let (started, result) = channel();
-        {
-            let mut upgrade = lock(&self.upgrade);
-            if upgrade.is_some() {
-                return Err("another upgrade is in progress".into());
-            }
-            *upgrade = Some(Upgrade { executable, version, started, ended: Instant::now() });
-        }
-        loop {
-            {
-                // While this is locked and the upgrade is set, the child is not the upgraded one. The kill is
-                // repeated: a child that died by itself may have been replaced by the former executable.
-                let upgrade = lock(&self.upgrade);
-                if upgrade.is_some() {
-                    // Fails only if it has ended.
-                    let _ = self.child().kill();
-                }
-            }
-            match result.recv_timeout(POLL_INTERVAL) {
-                Ok(result) => return result,
-                Err(_) if self.is_stopping() => return Err("the stack is being stopped".into()),
-                Err(RecvTimeoutError::Disconnected) => return Err("the stack has ended".into()),
-                Err(RecvTimeoutError::Timeout) if began.elapsed() > UPGRADE_TIMEOUT => {
-                    *lock(&self.upgrade) = None;
-                    let seconds = UPGRADE_TIMEOUT.as_secs();
-                    return Err(format!("the next shards have not started within {seconds} s"));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
-    }
-
     /// Starts the next child after the death of this one, as far as `action` says so.
-    fn restart(
-        &self,
-        directory: &Path,
-        taps: &KeptTaps,
-        action: OnStackDeath,
-        history: &mut History,
-    ) -> AfterDeath {
+    fn restart(&self, action: OnStackDeath, history: &mut History) -> AfterDeath {
         // The programs are not ended because of an upgrade that fails.
         let mut has_upgraded = false;
         loop {
@@ -208,7 +194,7 @@ impl ShardProcess {
             let mut pending = lock(&self.upgrade);
             if let Some(upgrade) = pending.take() {
                 has_upgraded = true;
-                if let Some(link) = self.start_upgraded(directory, taps, upgrade) {
+                if let Some(link) = self.start_upgraded(upgrade) {
                     history.started = Instant::now();
                     return AfterDeath::Restarted(link);
                 }
@@ -224,7 +210,7 @@ impl ShardProcess {
             }
             history.wait(|| self.is_stopping());
             let started = Instant::now();
-            let next = self.start_next(&lock(&self.executable), directory, taps);
+            let next = self.start_next(&lock(&self.executable).file, None, START_TIMEOUT);
             match next {
                 Ok(link) => {
                     let took = started.elapsed().as_millis();
@@ -246,57 +232,39 @@ impl ShardProcess {
         }
     }
 
-    /// Creates the next child, and waits until it runs the shards.
+    /// Creates the next child, and waits until it runs the shards, which continue with `state`.
     ///
     /// # Errors
     /// The stack is being stopped, the child cannot be created, or it does not run the shards within
-    /// [`START_TIMEOUT`]. In the last case it may still exist.
-    fn start_next(&self, executable: &File, directory: &Path, taps: &KeptTaps) -> Result<ChildLink, Failure> {
+    /// `timeout`. In the last case it may still exist.
+    fn start_next(
+        &self,
+        executable: &File,
+        state: Option<&SavedState>,
+        timeout: Duration,
+    ) -> Result<ChildLink, Failure> {
         let link = {
             // Locked until the new child is stored, so that `run` either prevents it or ends it.
             let mut child = self.child();
             if self.is_stopping() {
                 return Err(Failure::running("the stack is being stopped"));
             }
-            let (next, link) = spawn(executable, directory, taps)?;
+            let (next, link) = spawn(executable, &self.directory, &self.taps, state)?;
             *child = next;
             link
         };
-        ChildLink::open(link, START_TIMEOUT).map_err(|error| match error {
+        ChildLink::open(link, state, timeout).map_err(|error| match error {
             ginnel::Error::StackGone => Failure::running("it has ended"),
             error => Failure::from(error),
         })
     }
 
-    /// Starts the child of an upgrade, and tells the result to the thread that waits for it. Returns `None`
-    /// if the child does not run the shards.
-    fn start_upgraded(&self, directory: &Path, taps: &KeptTaps, upgrade: Upgrade) -> Option<ChildLink> {
-        let Upgrade { executable, version, started, ended } = upgrade;
-        let result = self.start_next(&executable, directory, taps).map_or_else(
-            |error| {
-                if !self.is_stopping() {
-                    tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
-                }
-                // A child that hangs must not keep its devices, which the next one opens.
-                let mut child = self.child();
-                let _ = child.kill();
-                let _ = child.wait();
-                drop(child);
-                (None, Err(format!("version {version} cannot start the shards (its log says why): {error}")))
-            },
-            |link| {
-                *lock(&self.executable) = executable;
-                let away = ended.elapsed();
-                tracing::warn!(
-                    "the shards were upgraded to version {version}, in {} ms; connections were reset",
-                    away.as_millis()
-                );
-                (Some(link), Ok(away))
-            },
-        );
-        // Fails if nobody waits any more.
-        let _ = started.send(result.1);
-        result.0
+    /// Kills the child and waits for its end, so that it has no devices any more.
+    fn end_child(&self) {
+        let mut child = self.child();
+        // Both fail only if it has ended and was waited for.
+        let _ = child.kill();
+        let _ = child.wait();
     }
 
     /// Waits until `stop` returns true. Then ends the child, which closes its connections, and waits for it;
@@ -310,6 +278,11 @@ impl ShardProcess {
         }
         if let Some(cause) = self.end() {
             return Err(Failure::no_stack(format!("the stack has ended: {cause}")));
+        }
+        let until = Instant::now() + STOP_TIMEOUT;
+        // Only a child can close the connections, and during an exchange there may be none.
+        while self.exchange.try_lock().is_err() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
         }
         self.is_stopping.store(true, Ordering::Release);
         let until = Instant::now() + STOP_TIMEOUT;
@@ -337,16 +310,6 @@ pub struct StartedShards<R> {
     pub restart: R,
     /// Exchanges the executable of the child.
     pub upgrade: Arc<UpgradeShards>,
-}
-
-/// An executable that is about to run the shards.
-#[derive(Debug)]
-struct Upgrade {
-    executable: File,
-    version: Version,
-    started: Sender<Result<Duration, String>>,
-    /// When the former child was ended.
-    ended: Instant,
 }
 
 /// Ends a child that does not run the shards because of `error`. Returns its exit code if it has failed by
@@ -410,10 +373,15 @@ pub fn describe(status: ExitStatus) -> String {
 /// Starts a child with the command line of this process and `--shards-of`. Returns the child, and the
 /// supervisor's end of the connection to it.
 /// Forking alone is not possible: this process has threads.
-fn spawn(executable: &File, directory: &Path, taps: &KeptTaps) -> Result<(Child, OwnedFd), Failure> {
+fn spawn(
+    executable: &File,
+    directory: &Path,
+    taps: &KeptTaps,
+    state: Option<&SavedState>,
+) -> Result<(Child, OwnedFd), Failure> {
     let failed = |e| Failure::running(format!("process of the shards: {e}"));
     let (link, child_end) = link_pair()?;
-    send_taps(&link, taps)?;
+    send_start(&link, taps, state)?;
     let mut command = same_command(executable, |command| _ = command.arg("--shards-of").arg(directory));
     // Signals of the terminal are for the supervisor and its programs.
     command.process_group(0).stdin(Stdio::from(child_end));
@@ -465,6 +433,16 @@ pub fn run_shards(mut config: Config, directory: &Path, logs_to_file: bool) -> R
     result
 }
 
+struct NoSaver;
+
+impl SaveShards for NoSaver {
+    fn save(&mut self) -> Result<SavedState, String> {
+        Err("this version cannot save its state".into())
+    }
+
+    fn release(&mut self) {}
+}
+
 fn serve_shards(
     config: Config,
     published: Arc<PublishedStack>,
@@ -472,13 +450,17 @@ fn serve_shards(
     stop: &StopFlag,
     logs_to_file: bool,
 ) -> Result<(), Failure> {
-    let taps = receive_taps(&link)?;
+    descriptor_limit::raise();
+    let ChildStart { taps, state } = receive_start(&link)?;
+    if state.is_some() {
+        return Err(Failure::running("this version cannot continue with the state of other shards"));
+    }
     let (shards, commanders) = open_shards(config, published, taps)?;
     if logs_to_file {
         log::redirect_output()?;
     }
     let served = std::thread::Builder::new().name("broker-link".into()).spawn(move || {
-        serve_broker(&link, &commanders);
+        serve_broker(&link, &commanders, &mut NoSaver);
         log::write_omitted();
         // The process ends at once, so that programs see that the stack is gone.
         std::process::exit(0);
@@ -512,7 +494,7 @@ mod tests {
             command.args(["-c", "exit 3"]).stdin(Stdio::from(child_end));
             let mut child = command.spawn().unwrap();
             drop(command);
-            let error = ChildLink::open(link, Duration::from_secs(30)).unwrap_err();
+            let error = ChildLink::open(link, None, Duration::from_secs(30)).unwrap_err();
             let failure = end_failed_child(&mut child, error);
             assert!(failure.is_silent(), "{failure}");
             assert_eq!(failure.exit_code(), std::process::ExitCode::from(3));
@@ -531,19 +513,14 @@ mod tests {
     fn no_child_is_started_while_the_stack_stops() {
         let child = start("true", &[]);
         let id = Pid::from_child(&child);
-        let process = Arc::new(ShardProcess {
-            child: Mutex::new(child),
-            executable: Mutex::new(File::open("/bin/true").unwrap()),
-            upgrade: Mutex::default(),
-            is_stopping: AtomicBool::new(false),
-            end: Mutex::default(),
-        });
+        let executable = Executable { file: File::open("/bin/true").unwrap(), state_version: None };
+        let process = Arc::new(ShardProcess::new(child, executable, "/nonexistent".into(), Vec::new()));
         let restarting = process.clone();
         let restart = std::thread::spawn(move || {
             // The child has a short life however long the test takes to reap it: no time has passed.
             let started = Instant::now() + Duration::from_secs(600);
             let mut history = History { started, pause: Duration::from_secs(60) };
-            restarting.restart(Path::new("/nonexistent"), &Vec::new(), OnStackDeath::Restart, &mut history)
+            restarting.restart(OnStackDeath::Restart, &mut history)
         });
         // Once the child is reaped, the thread waits before the next start.
         while Path::new(&format!("/proc/{}", id.as_raw_pid())).exists() {

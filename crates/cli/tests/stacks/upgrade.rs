@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, GINNEL, RunningProgram, copy_program, run_to_end, skipped, wait_until};
 use crate::restart::{CLIENT, SERVERS, kill_shards, shard_process, supervisor_of};
-use ginnel::broker::{PROTOCOL_VERSION, upgrade};
+use ginnel::broker::{ConnectionPolicy, PROTOCOL_VERSION, upgrade};
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -105,7 +105,8 @@ fn executables_that_do_not_fit_change_nothing() {
     let try_upgrade = |path: &str| {
         let executable = File::open(path).unwrap();
         let control = fixture.path().join("run/lab/control");
-        upgrade(&control, executable.as_fd(), Duration::from_secs(60)).unwrap_err().to_string()
+        let policy = ConnectionPolicy::KeepIfPossible;
+        upgrade(&control, executable.as_fd(), policy, Duration::from_secs(60)).unwrap_err().to_string()
     };
     let reason = try_upgrade("/bin/true");
     assert!(reason.contains("no version of ginnel"), "{reason}");

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 /// Version of the messages, of the connection between the supervisor and the process of its shards, and of
 /// the region's layout. Both ends belong to one installation, so they must have the same version.
-pub const PROTOCOL_VERSION: u32 = 19;
+pub const PROTOCOL_VERSION: u32 = 20;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.
@@ -21,7 +21,8 @@ pub(super) const MAGIC_UNATTACHED: u32 = 0x7473_6775;
 /// it is refused, because its parent was told what the child needs. A pidfd of the child is attached.
 pub(super) const MAGIC_CHILD: u32 = 0x646c_6863;
 /// Magic number of [`Hello`] of a process that asks for an upgrade of the shards. Their new executable is
-/// attached. The only reply tells the result.
+/// attached. The field `domain` says what is to happen to connections
+/// ([`ConnectionPolicy`](super::ConnectionPolicy)). The only reply tells the result.
 pub(super) const MAGIC_UPGRADE: u32 = 0x6465_7075;
 /// Messages of an unattached process: one byte and a descriptor each. They get no reply.
 pub(super) mod unattached {
@@ -159,13 +160,14 @@ pub(super) enum ControlReply {
     /// The request was refused.
     Refused(Refusal),
     /// To [`MAGIC_UPGRADE`]: the new executable runs the shards, which were away for this many milliseconds.
-    Upgraded(u32),
+    /// Then the number of TCP connections that were kept, or why all connections were reset.
+    Upgraded(u32, Result<u64, String>),
     /// To [`MAGIC_UPGRADE`]: the shards run the executable that they had, for this reason.
     NotUpgraded(String),
 }
 codec_enum!(ControlReply {
     0 => Welcome(shards, terms), 1 => Attached(request_id), 2 => Reply(reply), 3 => Done, 4 => Resolved(contents), 5 => Refused(why),
-    6 => Forked(clients), 7 => Upgraded(milliseconds), 8 => NotUpgraded(why),
+    6 => Forked(clients), 7 => Upgraded(milliseconds, connections), 8 => NotUpgraded(why),
 });
 
 /// Why the broker refuses a request.

@@ -23,6 +23,7 @@ mod message;
 #[cfg(all(test, not(loom)))]
 mod protocol_tests;
 mod requests;
+mod saved_state;
 mod seqpacket;
 mod shard_link;
 #[cfg(all(test, not(loom)))]
@@ -46,18 +47,19 @@ use crate::wait::EventFd;
 use admission::AdmissionLimits;
 use control_listener::ControlListener;
 use rustix::fd::OwnedFd;
+pub use saved_state::{STATE_VERSION, SaveShards, SavedState, ShardState};
 use shard_link::ShardLink;
-pub use shard_link::{ChildLink, link_pair, receive_taps, send_taps, serve_broker};
+pub use shard_link::{ChildLink, ChildStart, NotSaved, link_pair, receive_start, send_start, serve_broker};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-pub use thread::{AfterDeath, UpgradeShards};
+pub use thread::{AfterDeath, HandOver, HandOverInProgress, UpgradeShards};
 use thread::{BrokerCommand, BrokerShared, BrokerThread, Supervision};
 pub use unreachable::UnreachableStack;
 pub(crate) use unreachable::owner_of;
-pub use upgrade::upgrade;
+pub use upgrade::{ConnectionPolicy, Upgraded, upgrade};
 
 /// File name of the broker's socket in the directory of its stack.
 pub const SOCKET_NAME: &str = "control";
@@ -140,9 +142,9 @@ impl Broker {
         let ((command_sender, command_receiver), attached) = (channel(), Arc::<AttachedProcesses>::default());
         let shared =
             BrokerShared { counters: counters.clone(), attached: attached.clone(), stack_info, limits };
+        let commands = (command_sender.clone(), command_receiver);
         let broker_thread =
-            BrokerThread::new(listener.transpose()?, shards, command_receiver, wake.clone(), shared)
-                .map_err(io)?;
+            BrokerThread::new(listener.transpose()?, shards, commands, wake.clone(), shared).map_err(io)?;
         let thread = std::thread::Builder::new().name("broker".into()).spawn(move || broker_thread.run());
         let handle = Arc::new(BrokerHandle { commands: Mutex::new(command_sender), wake });
         Ok(Self { handle, counters, attached, thread: Some(thread.map_err(io)?) })

@@ -4,7 +4,7 @@ use super::PROTOCOL_VERSION;
 use std::path::{Path, PathBuf};
 
 /// Contains the version, and a hash of the messages and of what is in shared memory.
-const VERSION_AND_HASH: (u32, u64) = (19, 0xfeed_a1d3_c91a_709d);
+const VERSION_AND_HASH: (u32, u64) = (20, 0x1048_3317_87d2_0956);
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {

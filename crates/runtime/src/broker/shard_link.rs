@@ -10,10 +10,12 @@
 //! ```
 //!
 //! One request is in flight at a time. The hang-up of the connection tells each process that the other one is
-//! gone.
+//! gone. For an upgrade the supervisor asks the child to save the state of its shards, and passes the state to
+//! the next child.
 
-use super::codec::{Codec, codec_enum};
+use super::codec::{Codec, codec_enum, codec_struct};
 use super::message::{decode, encode};
+use super::saved_state::{SaveShards, SavedState, ShardSummary};
 use super::seqpacket::{self, RecvResult};
 use crate::channel::SocketId;
 use crate::channel::control::{
@@ -29,9 +31,12 @@ use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Id of the two messages that are no requests: the supervisor's TAP descriptors, and the child's number of
-/// shards.
+/// Id of the messages until the child serves: what the supervisor passes on, and what the child says.
 const HELLO_ID: u32 = u32::MAX;
+/// How long the shards may take to save their state.
+pub(super) const SAVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the next batch of descriptors, or the release of the shards, may take.
+const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The path to one shard.
 #[derive(Clone, Debug)]
@@ -55,38 +60,88 @@ impl ShardLink {
     }
 }
 
-/// Sends the descriptors of TAP devices to a child that is being started. The supervisor keeps them, so that
-/// the interfaces outlive the child.
+/// Contains what a child starts with.
+#[derive(Debug)]
+pub struct ChildStart {
+    /// TAP devices. The supervisor keeps their descriptors, so that the interfaces outlive the child.
+    pub taps: KeptTaps,
+    /// The state of the shards of the child before.
+    pub state: Option<SavedState>,
+}
+
+/// The first message to a child: the TAP devices, whose descriptors are attached, and the state that follows
+/// in batches of descriptors.
+struct StartMessage {
+    taps: Vec<(String, String, u16)>,
+    state: Option<Vec<ShardSummary>>,
+}
+codec_struct!(StartMessage { taps, state });
+
+/// Messages of a child until it serves.
+enum ChildMessage {
+    /// The child has this many shards, which serve.
+    Serves(u16),
+    /// Asks for the batch of descriptors of the saved state that begins with the descriptor of this number.
+    Take(u32),
+}
+codec_enum!(ChildMessage { 0 => Serves(shards), 1 => Take(first) });
+
+/// Sends the first message to a child that is being started: the descriptors of the TAP devices, and what is
+/// said about the state. [`ChildLink::open`] passes on the state itself.
 ///
 /// # Errors
 /// There are more descriptors than a message may have, or the child is gone.
-pub fn send_taps(connection: &OwnedFd, taps: &KeptTaps) -> Result<(), Error> {
-    let names: Vec<(String, String, u16)> = taps
+pub fn send_start(connection: &OwnedFd, taps: &KeptTaps, state: Option<&SavedState>) -> Result<(), Error> {
+    let devices = taps
         .iter()
         .map(|(device, tap)| (device.clone(), tap.name.clone(), tap.queues.len() as u16))
         .collect();
+    let message = StartMessage { taps: devices, state: state.map(SavedState::summary) };
     let descriptors: Vec<BorrowedFd<'_>> =
         taps.iter().flat_map(|(_, tap)| tap.queues.iter().map(AsFd::as_fd)).collect();
-    seqpacket::send(connection, &encode(HELLO_ID, &names), &descriptors)
+    seqpacket::send(connection, &encode(HELLO_ID, &message), &descriptors)
         .map_err(|e| Error::io("TAP devices for the process of the shards", e))
 }
 
-/// Receives what [`send_taps`] has sent, in the child.
+/// Receives what [`send_start`] has sent and the saved state, in the child.
 ///
 /// # Errors
 /// The supervisor is gone, its message is malformed, or this process has no descriptor left.
-pub fn receive_taps(connection: &OwnedFd) -> Result<KeptTaps, Error> {
-    wait_readable(connection, None);
+pub fn receive_start(connection: &OwnedFd) -> Result<ChildStart, Error> {
     let mut buffer = seqpacket::buffer();
-    let RecvResult::Packet(bytes, descriptors) = seqpacket::receive(connection, &mut buffer) else {
-        return Err(Error::StackGone);
+    let mut receive = || {
+        wait_readable(connection, None);
+        match seqpacket::receive(connection, &mut buffer) {
+            RecvResult::Packet(bytes, descriptors) => Ok((buffer[..bytes].to_vec(), descriptors)),
+            RecvResult::NoDescriptors(_) => {
+                Err(Error::io("descriptors of the supervisor", std::io::Error::from(Errno::MFILE)))
+            }
+            _ => Err(Error::StackGone),
+        }
     };
-    let (_, names) = decode::<Vec<(String, String, u16)>>(&buffer[..bytes]);
+    let (bytes, descriptors) = receive()?;
+    let StartMessage { taps, state } = decode(&bytes).1.ok_or(Error::StackGone)?;
     let mut descriptors = descriptors.into_iter();
-    let taps = names.ok_or(Error::StackGone)?.into_iter().map(|(device, name, queues)| {
+    let taps = taps.into_iter().map(|(device, name, queues)| {
         (device, TapDescriptors { name, queues: descriptors.by_ref().take(queues.into()).collect() })
     });
-    Ok(taps.collect())
+    let taps = taps.collect();
+    let request = |first| {
+        seqpacket::send(connection, &encode(HELLO_ID, &ChildMessage::Take(first)), &[])
+            .map_err(|_| Error::StackGone)?;
+        receive().map(|(_, descriptors)| descriptors)
+    };
+    let state = state.map(|summary| SavedState::receive(&summary, request)).transpose()?;
+    Ok(ChildStart { taps, state })
+}
+
+/// Shards whose state was not saved.
+#[derive(Debug)]
+pub struct NotSaved {
+    /// A sentence that says why.
+    pub reason: String,
+    /// False if the process of the shards has ended or hangs.
+    pub shards_run: bool,
 }
 
 /// The supervisor's end of the connection to the child that runs the shards.
@@ -117,19 +172,23 @@ fn wait_readable(fd: &OwnedFd, timeout: Option<Duration>) {
 }
 
 impl ChildLink {
-    /// Waits until the child announces its shards.
+    /// Passes `state` to the child, and waits until it announces its shards.
     ///
     /// # Errors
     /// The child has ended, or does not announce them within `timeout`.
-    pub fn open(connection: OwnedFd, timeout: Duration) -> Result<Self, Error> {
+    pub fn open(connection: OwnedFd, state: Option<&SavedState>, timeout: Duration) -> Result<Self, Error> {
         let until = Instant::now() + timeout;
         let mut buffer = seqpacket::buffer();
         loop {
             wait_readable(&connection, Some(until.saturating_duration_since(Instant::now())));
             match seqpacket::receive(&connection, &mut buffer) {
-                RecvResult::Packet(bytes, _) => match decode::<u16>(&buffer[..bytes]) {
-                    (HELLO_ID, Some(shards)) => {
+                RecvResult::Packet(bytes, _) => match (decode::<ChildMessage>(&buffer[..bytes]), state) {
+                    ((HELLO_ID, Some(ChildMessage::Serves(shards))), _) => {
                         return Ok(Self { connection, shards, state: Mutex::new((0, buffer)) });
+                    }
+                    ((HELLO_ID, Some(ChildMessage::Take(first))), Some(state)) => {
+                        seqpacket::send(&connection, &encode(HELLO_ID, &()), &state.batch(first))
+                            .map_err(|_| Error::StackGone)?;
                     }
                     _ => {
                         return Err(Error::application("the process of the shards sent a malformed message"));
@@ -162,6 +221,74 @@ impl ChildLink {
         matches!(poll(&mut fds, Some(&timespec(timeout))), Ok(1))
     }
 
+    /// Has the child stop its shards and save their state, within `timeout`. The shards stay stopped until
+    /// [`release`](Self::release) or the end of the child.
+    ///
+    /// # Errors
+    /// A sentence that says why the state was not saved. The shards run then, unless the child has ended or
+    /// hangs.
+    pub(super) fn save(&self, timeout: Duration) -> Result<SavedState, NotSaved> {
+        let ended = |_| NotSaved {
+            reason: "the process of the shards has ended while it saved its state".into(),
+            shards_run: false,
+        };
+        let malformed = "the process of the shards sent a malformed message";
+        let summary = match self.exchange(&LinkRequest::Save, timeout).map_err(ended)? {
+            Some(LinkReply::Saved(summary)) => summary,
+            Some(LinkReply::NotSaved(reason)) => return Err(NotSaved { reason, shards_run: true }),
+            Some(_) => return Err(NotSaved { reason: malformed.into(), shards_run: self.release() }),
+            None => {
+                let reason = format!("the shards did not save their state within {} s", timeout.as_secs());
+                return Err(NotSaved { reason, shards_run: self.release() });
+            }
+        };
+        let taken = SavedState::receive(&summary, |first| {
+            match self.exchange_with_descriptors(&LinkRequest::Take(first), STEP_TIMEOUT)? {
+                Some((LinkReply::Batch, descriptors)) => Ok(descriptors),
+                _ => Err(Error::application("the supervisor cannot receive the descriptors of the shards")),
+            }
+        });
+        taken.map_err(|error| NotSaved { reason: error.to_string(), shards_run: self.release() })
+    }
+
+    /// Has stopped shards go on. Returns false if the child does not answer.
+    pub(super) fn release(&self) -> bool {
+        matches!(self.exchange(&LinkRequest::Release, STEP_TIMEOUT), Ok(Some(LinkReply::Released)))
+    }
+
+    fn exchange(&self, request: &LinkRequest, timeout: Duration) -> Result<Option<LinkReply>, Error> {
+        Ok(self.exchange_with_descriptors(request, timeout)?.map(|(reply, _)| reply))
+    }
+
+    /// Sends a request that is not for a single shard, and waits for the reply; `None` if there is none within
+    /// `timeout`, or if this process cannot receive its descriptors.
+    fn exchange_with_descriptors(
+        &self,
+        request: &LinkRequest,
+        timeout: Duration,
+    ) -> Result<Option<(LinkReply, Vec<OwnedFd>)>, Error> {
+        let until = Instant::now() + timeout;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last_id, buffer) = &mut *state;
+        *last_id = (*last_id + 1) % HELLO_ID;
+        seqpacket::send(&self.connection, &encode(*last_id, request), &[]).map_err(|_| Error::StackGone)?;
+        loop {
+            wait_readable(&self.connection, Some(until.saturating_duration_since(Instant::now())));
+            match seqpacket::receive(&self.connection, buffer) {
+                RecvResult::Packet(bytes, descriptors) => {
+                    let (id, reply) = decode::<LinkReply>(&buffer[..bytes]);
+                    // Replies to requests that were given up come late.
+                    if id == *last_id {
+                        return Ok(Some((reply.ok_or(Error::StackGone)?, descriptors)));
+                    }
+                }
+                RecvResult::WouldBlock if Instant::now() < until => {}
+                RecvResult::WouldBlock | RecvResult::NoDescriptors(_) => return Ok(None),
+                RecvResult::Closed | RecvResult::Oversized => return Err(Error::StackGone),
+            }
+        }
+    }
+
     fn call(&self, shard: u16, request: &BrokerRequest) -> Result<BrokerReply, Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (last_id, buffer) = &mut *state;
@@ -173,18 +300,21 @@ impl ChildLink {
             wait_readable(&self.connection, None);
             match seqpacket::receive(&self.connection, buffer) {
                 RecvResult::Packet(bytes, descriptors) => {
-                    return match decode::<ReplyMessage>(&buffer[..bytes]) {
-                        (id, Some(reply)) if id == *last_id => reply.with_descriptors(descriptors),
+                    return match decode::<LinkReply>(&buffer[..bytes]) {
+                        (id, Some(LinkReply::Shard(reply))) if id == *last_id => {
+                            reply.with_descriptors(descriptors)
+                        }
                         _ => None,
                     }
                     .ok_or(Error::StackGone);
                 }
                 RecvResult::WouldBlock => {}
                 RecvResult::NoDescriptors(bytes) => {
-                    let (_, reply) = decode::<ReplyMessage>(&buffer[..bytes]);
+                    let (_, reply) = decode::<LinkReply>(&buffer[..bytes]);
                     drop(state);
                     // Nobody can use a client whose memory was not received.
-                    if let Some((domain, client)) = reply.and_then(|reply| reply.new_client(request)) {
+                    let Some(LinkReply::Shard(reply)) = reply else { return Err(Error::StackGone) };
+                    if let Some((domain, client)) = reply.new_client(request) {
                         self.call(shard, &BrokerRequest::Reap { domain, client })?;
                     }
                     return Ok(BrokerReply::NoResources(Errno::MFILE));
@@ -194,6 +324,36 @@ impl ChildLink {
         }
     }
 }
+
+/// A request to a child that serves.
+#[derive(Debug)]
+enum LinkRequest {
+    /// A request to the shard with this index.
+    Shard(u16, RequestMessage),
+    /// Asks the child to stop its shards and to save their state.
+    Save,
+    /// Asks for the batch of descriptors of the saved state that begins with the descriptor of this number.
+    Take(u32),
+    /// Has stopped shards go on.
+    Release,
+}
+codec_enum!(LinkRequest { 0 => Shard(shard, request), 1 => Save, 2 => Take(first), 3 => Release });
+
+/// A reply of a child that serves.
+#[derive(Debug)]
+enum LinkReply {
+    /// To [`LinkRequest::Shard`].
+    Shard(ReplyMessage),
+    /// To [`LinkRequest::Save`]: the shards are stopped, and their state can be taken.
+    Saved(Vec<ShardSummary>),
+    /// To [`LinkRequest::Save`]: the shards go on, for this reason.
+    NotSaved(String),
+    /// To [`LinkRequest::Take`]: the descriptors are attached.
+    Batch,
+    /// To [`LinkRequest::Release`].
+    Released,
+}
+codec_enum!(LinkReply { 0 => Shard(reply), 1 => Saved(summary), 2 => NotSaved(reason), 3 => Batch, 4 => Released });
 
 /// A [`BrokerRequest`] without its descriptor.
 #[derive(Debug)]
@@ -239,7 +399,7 @@ fn request_message(id: u32, shard: u16, request: &BrokerRequest) -> (Vec<u8>, Op
             (RequestMessage::Own(*domain, *client, sockets.clone()), None)
         }
     };
-    (encode(id, &(shard, message)), wake.map(AsFd::as_fd))
+    (encode(id, &LinkRequest::Shard(shard, message)), wake.map(AsFd::as_fd))
 }
 
 impl RequestMessage {
@@ -335,45 +495,72 @@ fn reply_message(reply: Result<BrokerReply, Error>) -> (ReplyMessage, Vec<OwnedF
 }
 
 /// Announces `shards` to the supervisor and carries out its requests, in the child, until the supervisor
-/// closes the connection or is gone.
-pub fn serve_broker(connection: &OwnedFd, shards: &[Commander]) {
+/// closes the connection or is gone. `saver` stops the shards for an upgrade.
+pub fn serve_broker(connection: &OwnedFd, shards: &[Commander], saver: &mut dyn SaveShards) {
+    let send = |id, message: &LinkReply, descriptors: &[BorrowedFd<'_>]| {
+        seqpacket::send(connection, &encode(id, message), descriptors).is_ok()
+    };
     // Cannot truncate: there are at most 64 shards.
-    if seqpacket::send(connection, &encode(HELLO_ID, &(shards.len() as u16)), &[]).is_err() {
+    let announcement = ChildMessage::Serves(shards.len() as u16);
+    if seqpacket::send(connection, &encode(HELLO_ID, &announcement), &[]).is_err() {
         return;
     }
     let mut buffer = seqpacket::buffer();
+    let mut saved: Option<SavedState> = None;
     loop {
         wait_readable(connection, None);
-        match seqpacket::receive(connection, &mut buffer) {
+        let is_sent = match seqpacket::receive(connection, &mut buffer) {
             RecvResult::Packet(bytes, descriptors) => {
-                let (id, Some((shard, message))) = decode::<(u16, RequestMessage)>(&buffer[..bytes]) else {
-                    return;
-                };
-                let request = message.with_descriptors(descriptors);
-                let (Some(shard), Some(request)) = (shards.get(usize::from(shard)), request) else { return };
-                let (message, descriptors) = reply_message(call_for_broker(shard, request));
-                let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-                if seqpacket::send(connection, &encode(id, &message), &descriptors).is_err() {
-                    return;
+                let (id, Some(request)) = decode::<LinkRequest>(&buffer[..bytes]) else { return };
+                match request {
+                    LinkRequest::Shard(shard, message) => {
+                        let request = message.with_descriptors(descriptors);
+                        let (Some(shard), Some(request)) = (shards.get(usize::from(shard)), request) else {
+                            return;
+                        };
+                        let (message, descriptors) = reply_message(call_for_broker(shard, request));
+                        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+                        send(id, &LinkReply::Shard(message), &descriptors)
+                    }
+                    LinkRequest::Save => match saver.save() {
+                        Ok(state) => {
+                            let summary = state.summary();
+                            saved = Some(state);
+                            send(id, &LinkReply::Saved(summary), &[])
+                        }
+                        Err(reason) => send(id, &LinkReply::NotSaved(reason), &[]),
+                    },
+                    LinkRequest::Take(first) => {
+                        let batch = saved.as_ref().map_or_else(Vec::new, |state| state.batch(first));
+                        send(id, &LinkReply::Batch, &batch)
+                    }
+                    LinkRequest::Release => {
+                        if saved.take().is_some() {
+                            saver.release();
+                        }
+                        send(id, &LinkReply::Released, &[])
+                    }
                 }
             }
             RecvResult::NoDescriptors(bytes) => {
-                let (id, _) = decode::<(u16, RequestMessage)>(&buffer[..bytes]);
-                let reply = ReplyMessage::NoResources(Errno::MFILE);
-                if seqpacket::send(connection, &encode(id, &reply), &[]).is_err() {
-                    return;
-                }
+                let (id, _) = decode::<LinkRequest>(&buffer[..bytes]);
+                send(id, &LinkReply::Shard(ReplyMessage::NoResources(Errno::MFILE)), &[])
             }
-            RecvResult::WouldBlock => {}
+            RecvResult::WouldBlock => true,
             RecvResult::Closed | RecvResult::Oversized => return,
+        };
+        if !is_sent {
+            return;
         }
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::saved_state::ShardState;
     use super::*;
     use crate::channel::control::AddressSharing;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn requests_survive_encoding() {
@@ -393,23 +580,151 @@ mod tests {
         ];
         for request in &requests {
             let (bytes, descriptor) = request_message(9, 5, request);
-            let (9, Some((5u16, decoded))) = decode::<(u16, RequestMessage)>(&bytes) else {
-                panic!("{bytes:?}")
+            let decoded = || match decode::<LinkRequest>(&bytes) {
+                (9, Some(LinkRequest::Shard(5, decoded))) => decoded,
+                other => panic!("{other:?}"),
             };
             let needs_descriptor = descriptor.is_some();
-            let text = format!("{decoded:?}");
-            assert_eq!(decoded.with_descriptors(Vec::new()).is_none(), needs_descriptor, "{text}");
-            let (_, Some((_, again))) = decode::<(u16, RequestMessage)>(&bytes) else { panic!() };
-            let decoded = again.with_descriptors(vec![wake()]).unwrap();
+            let text = format!("{:?}", decoded());
+            assert_eq!(decoded().with_descriptors(Vec::new()).is_none(), needs_descriptor, "{text}");
+            let decoded = decoded().with_descriptors(vec![wake()]).unwrap();
             assert_eq!(request_message(9, 5, &decoded).0, bytes);
         }
+    }
+
+    /// Shards with a state of opaque bytes and open pipes.
+    #[derive(Default)]
+    struct FakeShards {
+        /// Number of descriptors of each shard.
+        descriptors: Vec<usize>,
+        refusal: Option<String>,
+        /// How long the shards take to save their state.
+        delay: Duration,
+        panics: bool,
+        released: Arc<AtomicU32>,
+    }
+
+    impl SaveShards for FakeShards {
+        fn save(&mut self) -> Result<SavedState, String> {
+            std::thread::sleep(self.delay);
+            assert!(!self.panics, "the process of the shards dies");
+            if let Some(reason) = &self.refusal {
+                return Err(reason.clone());
+            }
+            let of = |(shard, &count): (usize, &usize)| {
+                let pipes = (0..count).map(|_| std::io::pipe().unwrap().0.into()).collect();
+                ShardState::new(&[shard as u8; 100], pipes, 7).unwrap()
+            };
+            Ok(SavedState::new(self.descriptors.iter().enumerate().map(of).collect()))
+        }
+
+        fn release(&mut self) {
+            self.released.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Starts a thread in the place of a child. Returns the supervisor's end, and the thread.
+    fn serve(mut shards: FakeShards) -> (ChildLink, std::thread::JoinHandle<()>) {
+        let (supervisor_end, child_end) = link_pair().unwrap();
+        let child = std::thread::spawn(move || serve_broker(&child_end, &[], &mut shards));
+        (ChildLink::open(supervisor_end, None, Duration::from_secs(10)).unwrap(), child)
+    }
+
+    #[test]
+    fn saved_state_reaches_the_next_child() {
+        let descriptors = vec![3, 200, 0];
+        let (link, child) = serve(FakeShards { descriptors: descriptors.clone(), ..FakeShards::default() });
+        let state = link.save(Duration::from_secs(10)).unwrap();
+        assert_eq!(state.connections(), 21);
+        drop(link);
+        child.join().unwrap();
+        // A state can be restored again if the first child that gets it fails.
+        for _ in 0..2 {
+            let (supervisor_end, child_end) = link_pair().unwrap();
+            send_start(&supervisor_end, &Vec::new(), Some(&state)).unwrap();
+            let child = std::thread::spawn(move || {
+                let start = receive_start(&child_end).unwrap();
+                serve_broker(&child_end, &[], &mut FakeShards::default());
+                start
+            });
+            let link = ChildLink::open(supervisor_end, Some(&state), Duration::from_secs(10)).unwrap();
+            drop(link);
+            let start = child.join().unwrap();
+            let shards = start.state.unwrap().into_shards();
+            assert_eq!((start.taps.len(), shards.len()), (0, 3));
+            for ((shard, state), count) in shards.into_iter().enumerate().zip(&descriptors) {
+                let (bytes, received) = state.into_parts().unwrap();
+                assert_eq!((bytes, received.len()), (vec![shard as u8; 100], *count));
+            }
+        }
+    }
+
+    #[test]
+    fn shards_without_a_state_start_empty() {
+        let (supervisor_end, child_end) = link_pair().unwrap();
+        send_start(&supervisor_end, &Vec::new(), None).unwrap();
+        assert!(receive_start(&child_end).unwrap().state.is_none());
+        drop(supervisor_end);
+        assert!(receive_start(&child_end).is_err());
+    }
+
+    #[test]
+    fn released_shards_can_be_saved_again() {
+        let released = Arc::<AtomicU32>::default();
+        let shards = FakeShards { descriptors: vec![1], released: released.clone(), ..FakeShards::default() };
+        let (link, child) = serve(shards);
+        for times in 1..=2 {
+            drop(link.save(Duration::from_secs(10)).unwrap());
+            assert!(link.release());
+            assert_eq!(released.load(Ordering::Relaxed), times);
+        }
+        assert!(link.release(), "nothing is stopped");
+        assert_eq!(released.load(Ordering::Relaxed), 2);
+        drop(link);
+        child.join().unwrap();
+    }
+
+    #[test]
+    fn shards_say_why_they_save_nothing() {
+        let refusal = Some(String::from("shard 1 has a connection with a source of its own"));
+        let (link, child) = serve(FakeShards { refusal: refusal.clone(), ..FakeShards::default() });
+        let refused = link.save(Duration::from_secs(10)).unwrap_err();
+        assert_eq!((refused.reason, refused.shards_run), (refusal.unwrap(), true));
+        assert!(!link.is_gone_within(Duration::ZERO));
+        drop(link);
+        child.join().unwrap();
+    }
+
+    #[test]
+    fn late_state_is_dropped() {
+        let released = Arc::<AtomicU32>::default();
+        let delay = Duration::from_millis(500);
+        let shards =
+            FakeShards { descriptors: vec![1], delay, released: released.clone(), ..FakeShards::default() };
+        let (link, child) = serve(shards);
+        let late = link.save(Duration::from_millis(10)).unwrap_err();
+        assert!(late.shards_run && late.reason.contains("did not save their state"), "{late:?}");
+        // The shards were released when their state was there, and its announcement is ignored.
+        assert_eq!(released.load(Ordering::Relaxed), 1);
+        assert!(link.save(Duration::from_secs(10)).is_ok());
+        drop(link);
+        child.join().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_dies_while_saving_is_noticed() {
+        let (link, child) = serve(FakeShards { panics: true, ..FakeShards::default() });
+        let ended = link.save(Duration::from_secs(10)).unwrap_err();
+        assert!(!ended.shards_run && ended.reason.contains("has ended while"), "{ended:?}");
+        assert!(link.is_gone_within(Duration::from_secs(10)));
+        assert!(child.join().is_err());
     }
 
     #[test]
     fn a_child_that_ends_is_noticed() {
         let (supervisor_end, child_end) = link_pair().unwrap();
-        let child = std::thread::spawn(move || serve_broker(&child_end, &[]));
-        let link = Arc::new(ChildLink::open(supervisor_end, Duration::from_secs(10)).unwrap());
+        let child = std::thread::spawn(move || serve_broker(&child_end, &[], &mut FakeShards::default()));
+        let link = Arc::new(ChildLink::open(supervisor_end, None, Duration::from_secs(10)).unwrap());
         assert_eq!(link.shards(), 0);
         // There is no such shard, so the child ends the connection.
         let request = BrokerRequest::Reap { domain: 0, client: 0 };
@@ -417,14 +732,14 @@ mod tests {
         child.join().unwrap();
         let (supervisor_end, child_end) = link_pair().unwrap();
         drop(child_end);
-        assert!(ChildLink::open(supervisor_end, Duration::from_secs(10)).is_err());
+        assert!(ChildLink::open(supervisor_end, None, Duration::from_secs(10)).is_err());
     }
 
     #[test]
     fn the_end_is_awaited_for_whole_seconds() {
         let (supervisor_end, child_end) = link_pair().unwrap();
-        let child = std::thread::spawn(move || serve_broker(&child_end, &[]));
-        let link = Arc::new(ChildLink::open(supervisor_end, Duration::from_secs(10)).unwrap());
+        let child = std::thread::spawn(move || serve_broker(&child_end, &[], &mut FakeShards::default()));
+        let link = Arc::new(ChildLink::open(supervisor_end, None, Duration::from_secs(10)).unwrap());
         assert!(!link.is_gone_within(Duration::from_millis(1)));
         let ending = link.clone();
         let call = std::thread::spawn(move || {

@@ -1,5 +1,7 @@
 //! The broker with a shard on a thread, connected in memory to a peer on another thread.
 
+mod hand_over;
+
 use super::*;
 use crate::channel::tests::{ConnectCommand, Peer, small_config};
 use crate::channel::{ChannelConfig, Client, ClientEvent};
@@ -199,7 +201,9 @@ fn only_connections_to_the_socket_may_upgrade() {
     };
     let inherited = fixture.broker.open_connection("").unwrap();
     assert!(matches!(refusal_on(&inherited), Refusal::User(_)));
-    let error = upgrade(&path, executable.as_fd(), TEST_TIMEOUT).unwrap_err().to_string();
+    let error = upgrade(&path, executable.as_fd(), ConnectionPolicy::default(), TEST_TIMEOUT)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("no supervisor") || error.contains("only root"), "{error}");
 }
 

@@ -1,10 +1,12 @@
 //! The thread of the broker: records which processes are attached and which sockets they own, and carries out
 //! their requests. It validates everything that a process sends.
 
+mod hand_over;
 mod process_log;
 mod restart;
 mod upgrade;
 
+pub use hand_over::{HandOver, HandOverInProgress};
 pub use restart::AfterDeath;
 pub(super) use restart::Supervision;
 use restart::{END_TIMEOUT, PreviousDomains, RestoredSockets, SupervisedShards};
@@ -20,7 +22,7 @@ use super::message::{
     Refusal, SOCKETS_PER_MESSAGE_MAX, StackInfo, decode, encode, unattached,
 };
 use super::seqpacket::{self, RecvResult};
-use super::shard_link::{ChildLink, ShardLink};
+use super::shard_link::{ChildLink, NotSaved, ShardLink};
 use crate::channel::control::{AdmittedClient, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest};
 use crate::channel::{SocketId, announce_end};
 use crate::errno;
@@ -72,6 +74,8 @@ pub(super) enum BrokerCommand {
     Barrier(Sender<()>),
     /// Sets the process that runs the shards, and how to start the next one.
     Supervise(Supervision),
+    /// Stops the shards for an upgrade, and waits until another process has their state.
+    HandOver(Sender<Result<HandOverInProgress, NotSaved>>),
     /// Ends the thread.
     Close,
 }
@@ -210,6 +214,8 @@ pub(super) struct BrokerThread {
     listener: Option<ControlListener>,
     shards: Vec<ShardLink>,
     commands: Receiver<BrokerCommand>,
+    /// For the threads of upgrades.
+    command_sender: Sender<BrokerCommand>,
     wake: Arc<EventFd>,
     shared: BrokerShared,
     epoll: Arc<OwnedFd>,
@@ -237,7 +243,7 @@ impl BrokerThread {
     pub fn new(
         listener: Option<ControlListener>,
         shards: Vec<ShardLink>,
-        commands: Receiver<BrokerCommand>,
+        (command_sender, commands): (Sender<BrokerCommand>, Receiver<BrokerCommand>),
         wake: Arc<EventFd>,
         shared: BrokerShared,
     ) -> io::Result<Self> {
@@ -255,6 +261,7 @@ impl BrokerThread {
             listener,
             shards,
             commands,
+            command_sender,
             wake,
             shared,
             epoll,
@@ -307,6 +314,7 @@ impl BrokerThread {
                                     self.barrier_waits = BARRIER_WAITS_MAX;
                                 }
                                 BrokerCommand::Supervise(supervision) => self.supervise(supervision),
+                                BrokerCommand::HandOver(reply) => self.hand_over(reply),
                                 BrokerCommand::Close => return,
                             }
                         }

@@ -13,18 +13,62 @@ use std::time::{Duration, Instant};
 /// Id of the only request.
 const REQUEST_ID: u32 = 1;
 
+/// Says what happens to the connections of a stack when its shards are upgraded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConnectionPolicy {
+    /// They are kept if both versions of the shards can do that, and otherwise reset. If the new version
+    /// fails to continue with them, the former version does.
+    #[default]
+    KeepIfPossible,
+    /// The shards are upgraded only if the connections can be kept.
+    Keep,
+    /// They are reset.
+    Reset,
+}
+
+impl ConnectionPolicy {
+    const ALL: [Self; 3] = [Self::KeepIfPossible, Self::Keep, Self::Reset];
+
+    /// Returns the word that stands for the policy in a message.
+    fn word(self) -> &'static str {
+        match self {
+            Self::KeepIfPossible => "",
+            Self::Keep => "keep",
+            Self::Reset => "reset",
+        }
+    }
+
+    pub(super) fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|policy| policy.word() == word)
+    }
+}
+
+/// Result of an upgrade of the shards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upgraded {
+    /// How long the shards were away.
+    pub away: Duration,
+    /// The number of TCP connections that were kept, or the reason why all connections were reset.
+    pub connections: Result<u64, String>,
+}
+
 /// Asks the supervisor of the stack whose broker is at `path` to run the shards with `executable`, which must
-/// have the same version of the broker protocol. Waits until they run, at most for `timeout`. Returns how
-/// long the shards were away. Connections are reset; listeners and UDP sockets serve again.
+/// have the same version of the broker protocol. Waits until they run, at most for `timeout`. Connections are
+/// kept as far as `policy` says; listeners and UDP sockets serve in any case.
 ///
 /// # Errors
 /// Nobody listens at `path`; the stack has another version, another user, or no supervisor; the executable
 /// does not accept the command line of the stack or cannot start the shards, which then run with their former
-/// executable; or `timeout` is over.
-pub fn upgrade(path: &Path, executable: BorrowedFd<'_>, timeout: Duration) -> Result<Duration, Error> {
+/// executable; connections cannot be kept and `policy` demands that; or `timeout` is over.
+pub fn upgrade(
+    path: &Path,
+    executable: BorrowedFd<'_>,
+    policy: ConnectionPolicy,
+    timeout: Duration,
+) -> Result<Upgraded, Error> {
     let unreachable = |e| UnreachableStack::error(path, e);
     let connection = connect_to(path).map_err(unreachable)?;
-    let hello = Hello { magic: MAGIC_UPGRADE, version: PROTOCOL_VERSION, domain: String::new() };
+    let hello = Hello { magic: MAGIC_UPGRADE, version: PROTOCOL_VERSION, domain: policy.word().into() };
     seqpacket::send(&connection, &encode(REQUEST_ID, &hello), &[executable]).map_err(unreachable)?;
     let until = Instant::now() + timeout;
     let mut buffer = seqpacket::buffer();
@@ -37,8 +81,8 @@ pub fn upgrade(path: &Path, executable: BorrowedFd<'_>, timeout: Duration) -> Re
         match seqpacket::receive(&connection, &mut buffer) {
             RecvResult::Packet(bytes, _) => {
                 return match decode::<ControlReply>(&buffer[..bytes]).1 {
-                    Some(ControlReply::Upgraded(milliseconds)) => {
-                        Ok(Duration::from_millis(milliseconds.into()))
+                    Some(ControlReply::Upgraded(milliseconds, connections)) => {
+                        Ok(Upgraded { away: Duration::from_millis(milliseconds.into()), connections })
                     }
                     Some(ControlReply::NotUpgraded(reason)) => Err(Error::application(reason)),
                     Some(ControlReply::Refused(refusal)) => Err(Error::Refused(refusal)),

@@ -42,13 +42,20 @@ pub(in super::super) struct Supervision {
 /// The shards that run in a process of their own, and the thread that starts the next process. The start may
 /// take many attempts, during which the broker answers requests.
 pub(super) struct SupervisedShards {
-    link: Arc<ChildLink>,
+    pub(super) link: Arc<ChildLink>,
     /// Asks the thread to start the next process.
     start: Sender<()>,
     started: Receiver<AfterDeath>,
     /// Since when the next process is being started; `None` while the shards run.
     restarting_since: Option<Instant>,
     pub(super) upgrade: Arc<UpgradeShards>,
+}
+
+impl SupervisedShards {
+    /// Returns whether the next process is being started.
+    pub(super) fn is_restarting(&self) -> bool {
+        self.restarting_since.is_some()
+    }
 }
 
 /// Decision after the death of the process that ran the shards.
@@ -158,12 +165,29 @@ impl BrokerThread {
         }
     }
 
-    fn watch_shards(&mut self, supervised: SupervisedShards) {
+    pub(super) fn watch_shards(&mut self, supervised: SupervisedShards) {
         let data = epoll::EventData::new_u64(LINK_EVENT);
         // Reports only the hang-up; replies are received by the request that waits for them.
         if epoll::add(&self.epoll, supervised.link.fd(), data, epoll::EventFlags::empty()).is_ok() {
             self.supervised = Some(supervised);
         }
+    }
+
+    /// Ignores the end of the process of the shards.
+    pub(super) fn unwatch_shards(&mut self) {
+        if let Some(supervised) = &self.supervised {
+            // Fails if it is not watched. The descriptor may have a copy in a process that is being started.
+            let _ = epoll::delete(&self.epoll, supervised.link.fd());
+        }
+    }
+
+    /// Goes on with the process at the other end of `link`.
+    pub(super) fn continue_on(&mut self, link: ChildLink) {
+        let Some(supervised) = self.supervised.take() else { return };
+        let link = Arc::new(link);
+        let of = |shard| ShardLink::Child(link.clone(), shard);
+        self.shards = (0..link.shards()).map(of).collect();
+        self.watch_shards(SupervisedShards { link, restarting_since: None, ..supervised });
     }
 
     /// Starts the process of the shards again if it is gone, or ends within `timeout`, and waits up to
@@ -176,11 +200,10 @@ impl BrokerThread {
             if !supervised.link.is_gone_within(timeout) {
                 return false;
             }
-            // The descriptor may have a copy in a process that is being started.
-            let _ = epoll::delete(&self.epoll, supervised.link.fd());
             supervised.restarting_since = Some(Instant::now());
             // Fails only if the thread is gone, which the next step finds.
             let _ = supervised.start.send(());
+            self.unwatch_shards();
             self.domains.values().for_each(DomainEntry::announce_end);
         }
         self.finish_restart();
@@ -198,16 +221,20 @@ impl BrokerThread {
             Err(RecvTimeoutError::Timeout) => return,
             Err(RecvTimeoutError::Disconnected) => AfterDeath::Ended,
         };
-        let Some(supervised) = self.supervised.take() else { return };
-        let link = match after {
-            AfterDeath::Restarted(link) if usize::from(link.shards()) == self.shards.len() => Arc::new(link),
-            AfterDeath::EndPrograms => return self.end_programs(),
-            AfterDeath::Restarted(_) | AfterDeath::Ended => return self.end_shards(),
-        };
-        let of = |shard| ShardLink::Child(link.clone(), shard);
-        self.shards = (0..link.shards()).map(of).collect();
-        self.watch_shards(SupervisedShards { link, restarting_since: None, ..supervised });
-        self.readmit();
+        match after {
+            AfterDeath::Restarted(link) if usize::from(link.shards()) == self.shards.len() => {
+                self.continue_on(link);
+                self.readmit();
+            }
+            AfterDeath::EndPrograms => {
+                self.supervised = None;
+                self.end_programs();
+            }
+            AfterDeath::Restarted(_) | AfterDeath::Ended => {
+                self.supervised = None;
+                self.end_shards();
+            }
+        }
         // If the new process is gone already, the next event says so.
     }
 

@@ -1,0 +1,212 @@
+//! Upgrade of the shards to another executable: with their state if possible
+//! (docs/adr/0026-connections-at-an-upgrade.md), otherwise by a restart.
+
+use super::{Executable, POLL_INTERVAL, START_TIMEOUT, ShardProcess, lock};
+use crate::executable_check::{self, CheckedExecutable, Version};
+use crate::failure::Failure;
+use ginnel::broker::{ChildLink, ConnectionPolicy, HandOver, HandOverInProgress, SavedState, Upgraded};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Longest time for an upgrade, from the check of the new executable until its child runs.
+pub const UPGRADE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time for a child to open its devices and to restore the state of the shards. The broker answers
+/// nobody meanwhile.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest time for a restart of the shards.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An executable that is about to run the shards without their state.
+#[derive(Debug)]
+pub(super) struct Upgrade {
+    executable: Executable,
+    version: Version,
+    /// Why connections are reset.
+    reset: String,
+    started: Sender<Result<Upgraded, String>>,
+    /// When the former child was ended.
+    ended: Instant,
+}
+
+/// Result of an attempt to pass the state of the shards on.
+enum Attempt {
+    /// The new executable continues with the connections.
+    Upgraded(Upgraded),
+    /// The former executable runs the shards, for this reason.
+    TakenBack(String),
+    /// The shards have to be restarted, for this reason. Shards that were stopped are restarted once the
+    /// second value is dropped.
+    NotKept(String, Option<HandOverInProgress>),
+}
+
+impl ShardProcess {
+    /// Has another executable run the shards from now on. See [`ginnel::broker::UpgradeShards`].
+    pub(super) fn upgrade(
+        &self,
+        executable: OwnedFd,
+        policy: ConnectionPolicy,
+        broker: &HandOver,
+    ) -> Result<Upgraded, String> {
+        let Ok(_upgrading) = self.upgrading.try_lock() else {
+            return Err("another upgrade is in progress".into());
+        };
+        let file = File::from(executable);
+        let CheckedExecutable { version, state_version } = executable_check::check(&file)?;
+        let executable = Executable { file, state_version };
+        let ended = Instant::now();
+        let (reset, stopped) = match self.reason_for_reset(&executable, policy) {
+            Some(reason) if policy == ConnectionPolicy::Keep => {
+                return Err(format!("connections cannot be kept: {reason}"));
+            }
+            Some(reason) => (reason, None),
+            None => match self.hand_over(&executable, &version, policy, broker) {
+                Attempt::Upgraded(upgraded) => {
+                    *lock(&self.executable) = executable;
+                    return Ok(upgraded);
+                }
+                Attempt::TakenBack(reason) => return Err(reason),
+                Attempt::NotKept(reason, stopped) => (reason, stopped),
+            },
+        };
+        let (started, result) = channel();
+        *lock(&self.upgrade) = Some(Upgrade { executable, version, reset, started, ended });
+        drop(stopped);
+        self.await_restart(&result)
+    }
+
+    /// Ends the child, and waits until another thread has upgraded the shards.
+    fn await_restart(&self, result: &Receiver<Result<Upgraded, String>>) -> Result<Upgraded, String> {
+        let began = Instant::now();
+        loop {
+            {
+                // While this is locked and the upgrade is set, the child is not the upgraded one. The kill is
+                // repeated: a child that died by itself may have been replaced by the former executable.
+                let upgrade = lock(&self.upgrade);
+                if upgrade.is_some() {
+                    // Fails only if it has ended.
+                    let _ = self.child().kill();
+                }
+            }
+            match result.recv_timeout(POLL_INTERVAL) {
+                Ok(result) => return result,
+                Err(_) if self.is_stopping() => return Err("the stack is being stopped".into()),
+                Err(RecvTimeoutError::Disconnected) => return Err("the stack has ended".into()),
+                Err(RecvTimeoutError::Timeout) if began.elapsed() > RESTART_TIMEOUT => {
+                    *lock(&self.upgrade) = None;
+                    let seconds = RESTART_TIMEOUT.as_secs();
+                    return Err(format!("the next shards have not started within {seconds} s"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Starts the child of an upgrade without the state of the shards, and tells the result to the thread that
+    /// waits for it. Returns `None` if the child does not run the shards.
+    pub(super) fn start_upgraded(&self, upgrade: Upgrade) -> Option<ChildLink> {
+        let Upgrade { executable, version, reset, started, ended } = upgrade;
+        let result = self.start_next(&executable.file, None, START_TIMEOUT).map_or_else(
+            |error| {
+                if !self.is_stopping() {
+                    tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
+                }
+                // A child that hangs must not keep its devices, which the next one opens.
+                self.end_child();
+                (None, Err(format!("version {version} cannot start the shards (its log says why): {error}")))
+            },
+            |link| {
+                *lock(&self.executable) = executable;
+                let away = ended.elapsed();
+                tracing::warn!(
+                    "the shards were upgraded to version {version}, in {} ms; connections were reset: {reset}",
+                    away.as_millis()
+                );
+                (Some(link), Ok(Upgraded { away, connections: Err(reset) }))
+            },
+        );
+        // Fails if nobody waits any more.
+        let _ = started.send(result.1);
+        result.0
+    }
+
+    /// Starts a child that continues with the state of the shards, and ends it if it cannot.
+    fn continue_with(&self, executable: &Executable, state: &SavedState) -> Result<ChildLink, Failure> {
+        let started = self.start_next(&executable.file, Some(state), RESTORE_TIMEOUT);
+        if started.is_err() {
+            self.end_child();
+        }
+        started
+    }
+
+    /// Returns why connections are not kept, as far as that is known before the shards are stopped.
+    fn reason_for_reset(&self, next: &Executable, policy: ConnectionPolicy) -> Option<String> {
+        let former = lock(&self.executable).state_version;
+        match (next.state_version, former) {
+            _ if policy == ConnectionPolicy::Reset => Some("--reset-connections demands it".into()),
+            (Some(next), Some(former)) if next == former => None,
+            (Some(next), Some(former)) => Some(format!(
+                "the new version reads saved states of version {next}, and the running one writes version {former}"
+            )),
+            (None, _) => Some("the new version reads no saved states".into()),
+            (_, None) => Some("the running version saves no states".into()),
+        }
+    }
+
+    /// Passes the state of the shards to a child of `next`, or if that fails, to a child of the former
+    /// executable.
+    fn hand_over(
+        &self,
+        next: &Executable,
+        version: &Version,
+        policy: ConnectionPolicy,
+        broker: &HandOver,
+    ) -> Attempt {
+        let began = Instant::now();
+        let stopped = match broker.begin() {
+            Ok(stopped) => stopped,
+            Err(not_saved) if policy == ConnectionPolicy::Keep => {
+                if !not_saved.shards_run {
+                    // A child that hangs is exchanged as after its death.
+                    let _ = self.child().kill();
+                }
+                return Attempt::TakenBack(format!("connections cannot be kept: {}", not_saved.reason));
+            }
+            Err(not_saved) => return Attempt::NotKept(not_saved.reason, None),
+        };
+        let _exchange = lock(&self.exchange);
+        if self.is_stopping() {
+            return Attempt::TakenBack("the stack is being stopped".into());
+        }
+        self.end_child();
+        let error = match self.continue_with(next, stopped.state()) {
+            Ok(link) => {
+                let (away, connections) = (began.elapsed(), stopped.state().connections());
+                stopped.finish(link);
+                tracing::warn!(
+                    "the shards were upgraded to version {version}, in {} ms; connections kept: {connections}",
+                    away.as_millis()
+                );
+                return Attempt::Upgraded(Upgraded { away, connections: Ok(connections) });
+            }
+            Err(error) => error,
+        };
+        let reason =
+            format!("version {version} cannot continue with the connections (its log says why): {error}");
+        let former = self.continue_with(&lock(&self.executable), stopped.state());
+        match former {
+            Ok(link) => {
+                stopped.finish(link);
+                tracing::error!("{reason}; the former version does");
+                Attempt::TakenBack(format!(
+                    "{reason}; the former version does, and no connection was lost. --reset-connections upgrades by a restart of the shards"
+                ))
+            }
+            Err(error) => {
+                tracing::error!("{reason}; the former version cannot either: {error}");
+                Attempt::NotKept(reason, Some(stopped))
+            }
+        }
+    }
+}
