@@ -4,7 +4,8 @@
 use crate::supervisor::same_command;
 use core::fmt;
 use core::time::Duration;
-use ginnel::broker::{PROTOCOL_VERSION, STATE_VERSION};
+use ginnel::STATE_VERSION;
+use ginnel::broker::PROTOCOL_VERSION;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, Read};

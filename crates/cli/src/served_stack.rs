@@ -6,13 +6,14 @@ use crate::limit_watch::LimitWatch;
 use crate::supervisor::{OnStackDeath, ShardProcess, StartedShards};
 use crate::{log, programs, start_entries};
 use core::time::Duration;
-use ginnel::broker::{self, Attachment, Broker, NOT_PINNED, StackInfo};
+use ginnel::broker::{self, Attachment, Broker, NOT_PINNED, SavedState, ShardState, StackInfo};
 use ginnel::channel::ChannelServer;
 use ginnel::config::{ChannelConfig, DeviceKind, Loopback, Placement};
 use ginnel::shards::{OpenedShards, Shards};
 use ginnel::{Commander, Config, KeptTaps, PublishedStack, Shard, StopFlag};
 use ginnel_devices::memory::{self, MemoryConfig};
 use rustix::process::Pid;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,12 +53,13 @@ impl ShardThreads {
     }
 }
 
-/// Opens the devices and the shards that `config` describes; `taps` are open already. Returns the shards and
-/// the senders of their commands.
+/// Opens the devices and the shards that `config` describes; `taps` are open already. The shards continue
+/// with `state`. Returns the shards and the senders of their commands.
 pub fn open_shards(
     config: Config,
     published: Arc<PublishedStack>,
     taps: KeptTaps,
+    state: Option<SavedState>,
 ) -> Result<(ShardThreads, Vec<Commander>), Failure> {
     descriptor_limit::raise();
     let (channel, count) = (config.channel.clone(), config.shards.count);
@@ -73,7 +75,12 @@ pub fn open_shards(
     let shards = Shards::new(config).published(Some(published)).delivers_locally(true).taps(taps);
     let shards =
         memory_devices.into_iter().fold(shards, |shards, (name, queues)| shards.device(name, queues));
-    let opened = shards.open()?;
+    let mut opened = shards.open()?;
+    if let Some(state) = state {
+        let loaded: io::Result<Vec<_>> = state.into_shards().into_iter().map(ShardState::load).collect();
+        let saved = loaded.map_err(|e| Failure::running(format!("saved state of the shards: {e}")))?;
+        opened = opened.restore(saved).map_err(Failure::running)?;
+    }
     if count > 1 {
         let commanders = opened.commanders();
         return Ok((ShardThreads::Several(opened, channel), commanders));
@@ -161,7 +168,7 @@ impl OpenedStack {
             let broker = Broker::open_supervising(&published, link, restart, upgrade, info)?;
             return Ok(Self { shards: ShardThreads::Child(process), broker, published });
         }
-        let (shards, commanders) = open_shards(config, published.clone(), Vec::new())?;
+        let (shards, commanders) = open_shards(config, published.clone(), Vec::new(), None)?;
         let broker = Broker::open_for(&published, commanders, info)?;
         Ok(Self { shards, broker, published })
     }

@@ -18,12 +18,12 @@ use clap::{Args, ValueEnum};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use ginnel::broker::{
-    AfterDeath, ChildLink, ChildStart, STATE_VERSION, SaveShards, SavedState, UpgradeShards, link_pair,
+    AfterDeath, ChildLink, ChildStart, RunningShards, SavedState, UpgradeShards, await_shards, link_pair,
     receive_start, send_start, serve_broker,
 };
 use ginnel::config::RunConfig;
 use ginnel::inspect::restore_routes;
-use ginnel::{Config, KeptTaps, PublishedStack, StopFlag, open_taps};
+use ginnel::{Config, KeptTaps, PublishedStack, STATE_VERSION, StopFlag, open_taps};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::set_name;
 use std::ffi::CStr;
@@ -433,16 +433,6 @@ pub fn run_shards(mut config: Config, directory: &Path, logs_to_file: bool) -> R
     result
 }
 
-struct NoSaver;
-
-impl SaveShards for NoSaver {
-    fn save(&mut self) -> Result<SavedState, String> {
-        Err("this version cannot save its state".into())
-    }
-
-    fn release(&mut self) {}
-}
-
 fn serve_shards(
     config: Config,
     published: Arc<PublishedStack>,
@@ -452,15 +442,17 @@ fn serve_shards(
 ) -> Result<(), Failure> {
     descriptor_limit::raise();
     let ChildStart { taps, state } = receive_start(&link)?;
-    if state.is_some() {
-        return Err(Failure::running("this version cannot continue with the state of other shards"));
-    }
-    let (shards, commanders) = open_shards(config, published, taps)?;
+    let is_restored = state.is_some();
+    let (shards, commanders) = open_shards(config, published, taps, state)?;
     if logs_to_file {
         log::redirect_output()?;
     }
     let served = std::thread::Builder::new().name("broker-link".into()).spawn(move || {
-        serve_broker(&link, &commanders, &mut NoSaver);
+        if is_restored && !await_shards(&commanders) {
+            // The main thread says why, and ends the process.
+            std::thread::sleep(START_TIMEOUT);
+        }
+        serve_broker(&link, &commanders, &mut RunningShards::new(commanders.clone()));
         log::write_omitted();
         // The process ends at once, so that programs see that the stack is gone.
         std::process::exit(0);

@@ -27,6 +27,8 @@ pub struct SavedShard {
     /// Copies of the descriptors that the state needs: memory shared with programs, and what wakes both
     /// sides. While they are open, programs do not notice that the shard's process is gone.
     pub descriptors: Vec<OwnedFd>,
+    /// TCP connections in the state.
+    pub connections: u32,
 }
 
 /// The descriptors of a saved state by index.
@@ -99,7 +101,8 @@ impl SectionWriter {
     pub(crate) fn finish(mut self, descriptors: DescriptorTable) -> SavedShard {
         let digest = digest(&self.0);
         self.0.extend(digest.to_le_bytes());
-        SavedShard { bytes: self.0, descriptors: descriptors.0.into_iter().flatten().collect() }
+        let descriptors = descriptors.0.into_iter().flatten().collect();
+        SavedShard { bytes: self.0, descriptors, connections: 0 }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::shard_router::SavedRouter;
 use crate::stats::ShardStats;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::socket_filter::SocketFilter;
-use ginnel_stack::stack::Stack;
+use ginnel_stack::stack::{Stack, Usage};
 use ginnel_stack::time::Instant;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -97,7 +97,10 @@ impl<H: Handler> Shard<H> {
         })?;
         drop(application);
         sections.add(|out| save_engine(stack, out))?;
-        Ok(sections.finish(descriptors))
+        let Usage { connections, half_open, .. } = stack.usage();
+        // Cannot truncate: connections are numbered by 32 bits.
+        let connections = connections.saturating_sub(half_open) as u32;
+        Ok(SavedShard { connections, ..sections.finish(descriptors) })
     }
 
     /// Continues with the state of another shard with the same index. Only for a shard that has just been built
@@ -106,7 +109,7 @@ impl<H: Handler> Shard<H> {
     /// # Errors
     /// Says in a sentence why the shard cannot continue. It must be dropped then.
     pub fn restore(&mut self, saved: SavedShard) -> Result<(), String> {
-        let SavedShard { bytes, descriptors } = saved;
+        let SavedShard { bytes, descriptors, .. } = saved;
         let mut descriptors = descriptor_table(descriptors);
         let mut sections = SectionReader::new(&bytes)?;
         let runtime: SavedRuntime = decode(sections.next()?)?;

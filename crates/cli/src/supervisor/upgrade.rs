@@ -103,8 +103,8 @@ impl ShardProcess {
         }
     }
 
-    /// Starts the child of an upgrade without the state of the shards, and tells the result to the thread that
-    /// waits for it. Returns `None` if the child does not run the shards.
+    /// Starts the child of an upgrade without the state of the shards, and tells the result to the thread
+    /// that waits for it. Returns `None` if the child does not run the shards.
     pub(super) fn start_upgraded(&self, upgrade: Upgrade) -> Option<ChildLink> {
         let Upgrade { executable, version, reset, started, ended } = upgrade;
         let result = self.start_next(&executable.file, None, START_TIMEOUT).map_or_else(
@@ -167,8 +167,8 @@ impl ShardProcess {
         let stopped = match broker.begin() {
             Ok(stopped) => stopped,
             Err(not_saved) if policy == ConnectionPolicy::Keep => {
-                if !not_saved.shards_run {
-                    // A child that hangs is exchanged as after its death.
+                if not_saved.hangs {
+                    // The child is exchanged as after its death.
                     let _ = self.child().kill();
                 }
                 return Attempt::TakenBack(format!("connections cannot be kept: {}", not_saved.reason));

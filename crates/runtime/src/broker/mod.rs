@@ -47,9 +47,11 @@ use crate::wait::EventFd;
 use admission::AdmissionLimits;
 use control_listener::ControlListener;
 use rustix::fd::OwnedFd;
-pub use saved_state::{STATE_VERSION, SaveShards, SavedState, ShardState};
+pub use saved_state::{RunningShards, SaveShards, SavedState, ShardState};
 use shard_link::ShardLink;
-pub use shard_link::{ChildLink, ChildStart, NotSaved, link_pair, receive_start, send_start, serve_broker};
+pub use shard_link::{
+    ChildLink, ChildStart, NotSaved, await_shards, link_pair, receive_start, send_start, serve_broker,
+};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};

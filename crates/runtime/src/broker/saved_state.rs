@@ -1,12 +1,17 @@
 //! The state of stopped shards, on its way from the process that saves it through the supervisor to the next
 //! process of the shards (docs/adr/0026-connections-at-an-upgrade.md).
 //!
-//! The bytes of each shard are in a memory file, so they cross as a descriptor and exist once. A message takes
-//! few descriptors: the receiver asks for one batch after the other.
+//! The bytes of each shard are in a memory file, so they cross as a descriptor and exist once. A message
+//! takes few descriptors: the receiver asks for one batch after the other.
 
 use super::codec::codec_struct;
 use super::message::DESCRIPTORS_MAX;
+use super::shard_link::SAVE_TIMEOUT;
+use crate::command::Commander;
 use crate::error::Error;
+use crate::saved_shard::SavedShard;
+use crate::shard_saver::{ShardSaver, StoppedShards};
+use core::time::Duration;
 use ginnel_devices::memory_file;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, fstat};
@@ -14,8 +19,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Version of the layout of saved states.
-pub const STATE_VERSION: u32 = 1;
+/// How long shards may take until their state is saved: less than the supervisor waits, so that the child
+/// says which shard is late.
+const STOP_TIMEOUT: Duration = SAVE_TIMEOUT.saturating_sub(Duration::from_secs(1));
 
 /// The saved state of one shard.
 #[derive(Debug)]
@@ -37,18 +43,18 @@ impl ShardState {
         Ok(Self { image: file.into(), descriptors, connections })
     }
 
-    /// Returns the bytes and the descriptors.
+    /// Returns the state with its bytes.
     ///
     /// # Errors
     /// The memory file cannot be read.
-    pub fn into_parts(self) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    pub fn load(self) -> io::Result<SavedShard> {
         let length = usize::try_from(fstat(&self.image)?.st_size).unwrap_or_default();
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
         bytes.resize(length, 0);
         // Not by the position, which copies of the descriptor share: the state may be restored again.
         File::from(self.image).read_exact_at(&mut bytes, 0)?;
-        Ok((bytes, self.descriptors))
+        Ok(SavedShard { bytes, descriptors: self.descriptors, connections: self.connections })
     }
 }
 
@@ -138,6 +144,38 @@ pub trait SaveShards {
     fn release(&mut self);
 }
 
+/// Saves the shards that run on threads of this process.
+#[derive(Debug)]
+pub struct RunningShards {
+    saver: ShardSaver,
+    stopped: Option<StoppedShards>,
+}
+
+impl RunningShards {
+    /// `shards` send commands to the shards, in their order.
+    pub fn new(shards: Vec<Commander>) -> Self {
+        Self { saver: ShardSaver::new(shards), stopped: None }
+    }
+}
+
+impl SaveShards for RunningShards {
+    fn save(&mut self) -> Result<SavedState, String> {
+        let mut stopped = self.saver.save(STOP_TIMEOUT)?;
+        let store = |shard: SavedShard| {
+            ShardState::new(&shard.bytes, shard.descriptors, shard.connections)
+                .map_err(|error| format!("the state of the shards cannot be stored: {error}"))
+        };
+        // Each shard's bytes are freed once they are stored.
+        let states = core::mem::take(&mut stopped.saved).into_iter().map(store).collect::<Result<_, _>>()?;
+        self.stopped = Some(stopped);
+        Ok(SavedState::new(states))
+    }
+
+    fn release(&mut self) {
+        self.stopped = None;
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -173,7 +211,7 @@ mod tests {
         assert_eq!((batches, received.connections()), (3, 3));
         let mut next = 0u8;
         for (shard, state) in received.into_shards().into_iter().enumerate() {
-            let (bytes, descriptors) = state.into_parts().unwrap();
+            let SavedShard { bytes, descriptors, .. } = state.load().unwrap();
             assert_eq!(bytes, vec![shard as u8; 1000 * shard]);
             for descriptor in descriptors {
                 let mut byte = [0];
@@ -192,7 +230,7 @@ mod tests {
             let copy =
                 |first| Ok(sent.batch(first).iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect());
             let received = SavedState::receive(&sent.summary(), copy).unwrap();
-            assert_eq!(received.into_shards().pop().unwrap().into_parts().unwrap().0.len(), 1000);
+            assert_eq!(received.into_shards().pop().unwrap().load().unwrap().bytes.len(), 1000);
         }
     }
 

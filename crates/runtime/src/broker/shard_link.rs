@@ -10,8 +10,8 @@
 //! ```
 //!
 //! One request is in flight at a time. The hang-up of the connection tells each process that the other one is
-//! gone. For an upgrade the supervisor asks the child to save the state of its shards, and passes the state to
-//! the next child.
+//! gone. For an upgrade the supervisor asks the child to save the state of its shards, and passes the state
+//! to the next child.
 
 use super::codec::{Codec, codec_enum, codec_struct};
 use super::message::{decode, encode};
@@ -140,8 +140,8 @@ pub fn receive_start(connection: &OwnedFd) -> Result<ChildStart, Error> {
 pub struct NotSaved {
     /// A sentence that says why.
     pub reason: String,
-    /// False if the process of the shards has ended or hangs.
-    pub shards_run: bool,
+    /// True if the process of the shards does not answer any more.
+    pub hangs: bool,
 }
 
 /// The supervisor's end of the connection to the child that runs the shards.
@@ -230,16 +230,16 @@ impl ChildLink {
     pub(super) fn save(&self, timeout: Duration) -> Result<SavedState, NotSaved> {
         let ended = |_| NotSaved {
             reason: "the process of the shards has ended while it saved its state".into(),
-            shards_run: false,
+            hangs: false,
         };
         let malformed = "the process of the shards sent a malformed message";
         let summary = match self.exchange(&LinkRequest::Save, timeout).map_err(ended)? {
             Some(LinkReply::Saved(summary)) => summary,
-            Some(LinkReply::NotSaved(reason)) => return Err(NotSaved { reason, shards_run: true }),
-            Some(_) => return Err(NotSaved { reason: malformed.into(), shards_run: self.release() }),
+            Some(LinkReply::NotSaved(reason)) => return Err(NotSaved { reason, hangs: false }),
+            Some(_) => return Err(NotSaved { reason: malformed.into(), hangs: !self.release() }),
             None => {
                 let reason = format!("the shards did not save their state within {} s", timeout.as_secs());
-                return Err(NotSaved { reason, shards_run: self.release() });
+                return Err(NotSaved { reason, hangs: !self.release() });
             }
         };
         let taken = SavedState::receive(&summary, |first| {
@@ -248,7 +248,7 @@ impl ChildLink {
                 _ => Err(Error::application("the supervisor cannot receive the descriptors of the shards")),
             }
         });
-        taken.map_err(|error| NotSaved { reason: error.to_string(), shards_run: self.release() })
+        taken.map_err(|error| NotSaved { reason: error.to_string(), hangs: !self.release() })
     }
 
     /// Has stopped shards go on. Returns false if the child does not answer.
@@ -260,8 +260,8 @@ impl ChildLink {
         Ok(self.exchange_with_descriptors(request, timeout)?.map(|(reply, _)| reply))
     }
 
-    /// Sends a request that is not for a single shard, and waits for the reply; `None` if there is none within
-    /// `timeout`, or if this process cannot receive its descriptors.
+    /// Sends a request that is not for a single shard, and waits for the reply; `None` if there is none
+    /// within `timeout`, or if this process cannot receive its descriptors.
     fn exchange_with_descriptors(
         &self,
         request: &LinkRequest,
@@ -329,7 +329,7 @@ impl ChildLink {
 #[derive(Debug)]
 enum LinkRequest {
     /// A request to the shard with this index.
-    Shard(u16, RequestMessage),
+    Shard(u16, Box<RequestMessage>),
     /// Asks the child to stop its shards and to save their state.
     Save,
     /// Asks for the batch of descriptors of the saved state that begins with the descriptor of this number.
@@ -399,7 +399,7 @@ fn request_message(id: u32, shard: u16, request: &BrokerRequest) -> (Vec<u8>, Op
             (RequestMessage::Own(*domain, *client, sockets.clone()), None)
         }
     };
-    (encode(id, &LinkRequest::Shard(shard, message)), wake.map(AsFd::as_fd))
+    (encode(id, &LinkRequest::Shard(shard, Box::new(message))), wake.map(AsFd::as_fd))
 }
 
 impl RequestMessage {
@@ -494,6 +494,13 @@ fn reply_message(reply: Result<BrokerReply, Error>) -> (ReplyMessage, Vec<OwnedF
     }
 }
 
+/// Waits until each shard runs. Returns false if one has ended, or could not be built.
+pub fn await_shards(shards: &[Commander]) -> bool {
+    // Has no effect, whether the domain exists or not.
+    let request = || BrokerRequest::ReleaseProxy { domain: 0, sockets: Vec::new() };
+    shards.iter().all(|shard| call_for_broker(shard, request()).is_ok())
+}
+
 /// Announces `shards` to the supervisor and carries out its requests, in the child, until the supervisor
 /// closes the connection or is gone. `saver` stops the shards for an upgrade.
 pub fn serve_broker(connection: &OwnedFd, shards: &[Commander], saver: &mut dyn SaveShards) {
@@ -581,7 +588,7 @@ mod tests {
         for request in &requests {
             let (bytes, descriptor) = request_message(9, 5, request);
             let decoded = || match decode::<LinkRequest>(&bytes) {
-                (9, Some(LinkRequest::Shard(5, decoded))) => decoded,
+                (9, Some(LinkRequest::Shard(5, decoded))) => *decoded,
                 other => panic!("{other:?}"),
             };
             let needs_descriptor = descriptor.is_some();
@@ -653,8 +660,8 @@ mod tests {
             let shards = start.state.unwrap().into_shards();
             assert_eq!((start.taps.len(), shards.len()), (0, 3));
             for ((shard, state), count) in shards.into_iter().enumerate().zip(&descriptors) {
-                let (bytes, received) = state.into_parts().unwrap();
-                assert_eq!((bytes, received.len()), (vec![shard as u8; 100], *count));
+                let state = state.load().unwrap();
+                assert_eq!((state.bytes, state.descriptors.len()), (vec![shard as u8; 100], *count));
             }
         }
     }
@@ -686,10 +693,10 @@ mod tests {
 
     #[test]
     fn shards_say_why_they_save_nothing() {
-        let refusal = Some(String::from("shard 1 has a connection with a source of its own"));
-        let (link, child) = serve(FakeShards { refusal: refusal.clone(), ..FakeShards::default() });
+        let refusal = "shard 1 has a connection with a source of its own";
+        let (link, child) = serve(FakeShards { refusal: Some(refusal.into()), ..FakeShards::default() });
         let refused = link.save(Duration::from_secs(10)).unwrap_err();
-        assert_eq!((refused.reason, refused.shards_run), (refusal.unwrap(), true));
+        assert_eq!((&*refused.reason, refused.hangs), (refusal, false));
         assert!(!link.is_gone_within(Duration::ZERO));
         drop(link);
         child.join().unwrap();
@@ -703,7 +710,7 @@ mod tests {
             FakeShards { descriptors: vec![1], delay, released: released.clone(), ..FakeShards::default() };
         let (link, child) = serve(shards);
         let late = link.save(Duration::from_millis(10)).unwrap_err();
-        assert!(late.shards_run && late.reason.contains("did not save their state"), "{late:?}");
+        assert!(!late.hangs && late.reason.contains("did not save their state"), "{late:?}");
         // The shards were released when their state was there, and its announcement is ignored.
         assert_eq!(released.load(Ordering::Relaxed), 1);
         assert!(link.save(Duration::from_secs(10)).is_ok());
@@ -715,7 +722,7 @@ mod tests {
     fn a_child_that_dies_while_saving_is_noticed() {
         let (link, child) = serve(FakeShards { panics: true, ..FakeShards::default() });
         let ended = link.save(Duration::from_secs(10)).unwrap_err();
-        assert!(!ended.shards_run && ended.reason.contains("has ended while"), "{ended:?}");
+        assert!(!ended.hangs && ended.reason.contains("has ended while"), "{ended:?}");
         assert!(link.is_gone_within(Duration::from_secs(10)));
         assert!(child.join().is_err());
     }

@@ -210,7 +210,7 @@ fn shards_that_cannot_be_saved_go_on() {
     let saver = Saver { refusal: Some(refusal.clone()), ..Saver::default() };
     let supervised = Supervised::new(&saver, |_, hand_over| {
         let refused = hand_over.begin().unwrap_err();
-        assert!(refused.shards_run);
+        assert!(!refused.hangs);
         Err(refused.reason)
     });
     let mut program = Attachment::connect(&supervised.path, "").unwrap();

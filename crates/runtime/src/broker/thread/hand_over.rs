@@ -25,8 +25,8 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// Stops the shards and returns their state. The broker sends no more requests to them until the hand-over
-    /// is over.
+    /// Stops the shards and returns their state. The broker sends no more requests to them until the
+    /// hand-over is over.
     ///
     /// # Errors
     /// The state cannot be passed on.
@@ -62,7 +62,7 @@ impl HandOverInProgress {
 
 /// Returns that there are no shards whose state could be saved.
 fn not_saved(reason: &str) -> NotSaved {
-    NotSaved { reason: reason.into(), shards_run: false }
+    NotSaved { reason: reason.into(), hangs: false }
 }
 
 impl BrokerThread {
@@ -97,8 +97,8 @@ impl BrokerThread {
         }
     }
 
-    /// Has the shards started again after a hand-over that has failed. If their process still runs, nobody has
-    /// ended it, and it goes on.
+    /// Has the shards started again after a hand-over that has failed. If their process still runs, nobody
+    /// has ended it, and it goes on.
     fn restart_unless_running(&mut self) {
         if !self.restart_ended_shards(END_TIMEOUT)
             && let Some(supervised) = self.supervised.take()

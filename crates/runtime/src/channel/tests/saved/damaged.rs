@@ -25,7 +25,7 @@ fn busy_server() -> (SavedFixture, SavedShard, [Client; 2]) {
 
 fn copy_of(saved: &SavedShard, bytes: Vec<u8>) -> SavedShard {
     let descriptors = saved.descriptors.iter().map(|fd| fd.try_clone().unwrap()).collect();
-    SavedShard { bytes, descriptors }
+    SavedShard { bytes, descriptors, ..SavedShard::default() }
 }
 
 fn restore(fixture: &SavedFixture, saved: SavedShard) -> Result<(Shard<ChannelServer>, Device), String> {
@@ -44,7 +44,7 @@ fn damaged_states_are_errors() {
         assert!(restore(&fixture, copy_of(&saved, bytes)).is_err());
         assert!(restore(&fixture, copy_of(&saved, saved.bytes[..at].to_vec())).is_err());
     }
-    let without = SavedShard { bytes: saved.bytes.clone(), descriptors: Vec::new() };
+    let without = SavedShard { bytes: saved.bytes.clone(), ..SavedShard::default() };
     let error = restore(&fixture, without).map(|_| ()).unwrap_err();
     assert!(error.contains("descriptor"), "{error}");
     // A descriptor of another kind.
