@@ -25,6 +25,7 @@ mod restart;
 mod server;
 mod soft_stop;
 mod ssh;
+mod upgrade;
 
 use ginnel_testkit::interop::{ProgramFixture, programs_unavailable};
 use ginnel_testkit::skip;

@@ -40,5 +40,6 @@ mod system_calls;
 mod terminal_signals;
 mod unattached;
 mod upgrade;
+mod upgrade_connections;
 mod urgent;
 mod vfork_races;
