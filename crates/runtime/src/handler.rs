@@ -248,8 +248,8 @@ pub trait Handler {
         Err("its application cannot be saved".into())
     }
 
-    /// Takes over the state that [`save`](Self::save) returned. Called instead of [`start`](Self::start), before
-    /// the engine has its connections.
+    /// Takes over the state that [`save`](Self::save) returned. Called instead of [`start`](Self::start),
+    /// before the engine has its connections.
     ///
     /// # Errors
     /// Says in a sentence why the state cannot be taken over.
@@ -258,7 +258,8 @@ pub trait Handler {
         Err("its application cannot be restored".into())
     }
 
-    /// Returns the filter that was saved as these bytes, while the engine is restored; `None` if there is none.
+    /// Returns the filter that was saved as these bytes, while the engine is restored; `None` if there is
+    /// none.
     fn restore_filter(&mut self, saved: &[u8]) -> Option<Arc<dyn SocketFilter>> {
         let _ = saved;
         None

@@ -105,8 +105,8 @@ impl ListenerRegistry {
         }
     }
 
-    /// Takes over the state of another registry, which each shard has saved. Returns the state; all calls with
-    /// the same state have the same effect.
+    /// Takes over the state of another registry, which each shard has saved. Returns the state; all calls
+    /// with the same state have the same effect.
     pub(crate) fn restore(&self, saved: RegistryState) -> MutexGuard<'_, RegistryState> {
         let mut state = self.lock();
         *state = saved;

@@ -125,8 +125,8 @@ pub struct Shard<H> {
     pub(crate) yields: YieldPolicy,
     /// Present if `[priority]` is in use.
     pub(crate) priorities: Option<Box<Priorities>>,
-    /// How frames are distributed among several shards. Another shard continues with the state of this one only
-    /// if this is the same.
+    /// How frames are distributed among several shards. Another shard continues with the state of this one
+    /// only if this is the same.
     pub(crate) distribution: Box<str>,
 }
 

@@ -1,10 +1,10 @@
 //! Saves a shard between two turns, and lets a shard that was just built continue.
 //!
-//! What becomes of the runtime's own state:
+//! The runtime's own state is saved, is settled before, or is made anew:
 //!
-//! * Saved are the counters and the time since which the shard runs, connections whose bytes are to be delivered
-//!   again or whose FIN is to be delivered, and what the shard knows of the others: the registry of listeners
-//!   and UDP ports, and the shard's part of it.
+//! * Saved are the counters and the time since which the shard runs, connections whose bytes are to be
+//!   delivered again or whose FIN is to be delivered, and what the shard knows of the others: the registry of
+//!   listeners and UDP ports, and the shard's part of it.
 //! * Frames that other shards have sent, and those in the queues of `[priority]`, are processed before
 //!   ([`Shard::settle`]); so are commands.
 //! * Timers are set again by the application ([`Handler::restored`]).
@@ -46,9 +46,9 @@ struct SavedRuntime {
 }
 
 impl<H: Handler> Shard<H> {
-    /// Returns the state of the shard: its connections, listeners and UDP sockets, what is queued for them, and
-    /// its application. Not saved are the configuration and what follows from it, neighbours, path MTUs and
-    /// frames that devices hold. The shard must not have another turn if its state is used.
+    /// Returns the state of the shard: its connections, listeners and UDP sockets, what is queued for them,
+    /// and its application. Not saved are the configuration and what follows from it, neighbours, path MTUs
+    /// and frames that devices hold. The shard must not have another turn if its state is used.
     ///
     /// With several shards, [`settle`](Self::settle) must have been called before.
     ///
@@ -103,8 +103,8 @@ impl<H: Handler> Shard<H> {
         Ok(SavedShard { connections, ..sections.finish(descriptors) })
     }
 
-    /// Continues with the state of another shard with the same index. Only for a shard that has just been built
-    /// and had no turn, from a configuration with the same number of shards.
+    /// Continues with the state of another shard with the same index. Only for a shard that has just been
+    /// built and had no turn, from a configuration with the same number of shards.
     ///
     /// # Errors
     /// Says in a sentence why the shard cannot continue. It must be dropped then.
@@ -147,9 +147,9 @@ impl<H: Handler> Shard<H> {
         handler.restored(&mut Context::new(core))
     }
 
-    /// Processes what other shards have sent to this one, and what waits in its queues, but looks at no device
-    /// and no doorbell. Returns how much there was. All shards of a stack call this, after their last turn,
-    /// until none of them had anything twice in a row.
+    /// Processes what other shards have sent to this one, and what waits in its queues, but looks at no
+    /// device and no doorbell. Returns how much there was. All shards of a stack call this, after their last
+    /// turn, until none of them had anything twice in a row.
     pub fn settle(&mut self, now: Instant) -> usize {
         let Self { core, handler, dispatch, ports, mailbox, cross_shard_inbox, priorities, .. } = self;
         core.now = now;

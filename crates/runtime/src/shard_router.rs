@@ -64,7 +64,7 @@ struct SharedListener {
     is_claimed: bool,
 }
 
-/// What a shard knows of the others, as it is saved.
+/// The knowledge of a shard about the others, as it is saved.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedRouter {
     registry: RegistryState,

@@ -53,7 +53,7 @@ impl ShardSaver {
     }
 }
 
-/// What all shards of one attempt share.
+/// One attempt to save all shards, which they share.
 #[derive(Debug)]
 pub(crate) struct SaveSession {
     shards: usize,

@@ -448,8 +448,8 @@ pub struct OpenedShards {
 }
 
 impl OpenedShards {
-    /// Makes the shards continue with saved states, one for each shard in their order. They are taken over when
-    /// the shards are built, before the first frame is looked at.
+    /// Makes the shards continue with saved states, one for each shard in their order. They are taken over
+    /// when the shards are built, before the first frame is looked at.
     ///
     /// # Errors
     /// There are not as many states as shards, or shards have workers.

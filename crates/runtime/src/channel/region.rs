@@ -143,7 +143,7 @@ pub(crate) fn announce_end(region: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// What the layout of a region follows from.
+/// The layout of a region follows from these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RegionParameters {
     sockets: u32,

@@ -1,24 +1,25 @@
-//! The state of a [`ChannelServer`] that another process takes over ([`Handler::save`]). Clients do not notice:
-//! the memory that they share with the stack stays as it is, and so do all numbers, generations and positions.
+//! The state of a [`ChannelServer`] that another process takes over ([`Handler::save`]). Clients do not
+//! notice: the memory that they share with the stack stays as it is, and so do all numbers, generations and
+//! positions.
 //!
-//! What becomes of each field:
+//! Fields are saved, follow from what is saved, or are made anew:
 //!
 //! * `ChannelServer`: reservations, `is_ready` and counters of past domains are saved. The table of listeners
 //!   by the engine's index and the epoll descriptor follow from the domains. `config`, `first_domain` and
 //!   `has_yield_expired` are made anew.
-//! * `Domain`: index, region (its file and the parameters of its layout), eventfd, clients, sockets, listeners,
-//!   UDP sockets with their queues, stamps, the lists of unfinished sockets (as one list) and of stalled
-//!   listeners, and counters are saved. The allocators of numbers, the pool of large buffers, the bytes of
-//!   datagrams, the number of preallocated sockets and the listeners to be distributed follow from these. The
-//!   limits of the configuration hold for what comes later, but the number of sockets stays that of the
-//!   region. Budgets of a turn, penalties, the class of the event and the buffer for a datagram are made anew.
-//!   Filters are saved by the engine; their memory is charged again. Timers are set again.
+//! * `Domain`: index, region (its file and the parameters of its layout), eventfd, clients, sockets,
+//!   listeners, UDP sockets with their queues, stamps, the lists of unfinished sockets (as one list) and of
+//!   stalled listeners, and counters are saved. The allocators of numbers, the pool of large buffers, the
+//!   bytes of datagrams, the number of preallocated sockets and the listeners to be distributed follow from
+//!   these. The limits of the configuration hold for what comes later, but the number of sockets stays that
+//!   of the region. Budgets of a turn, penalties, the class of the event and the buffer for a datagram are
+//!   made anew. Filters are saved by the engine; their memory is charged again. Timers are set again.
 //! * `DomainSocket`: all is saved, except for zero-copy loans, which end before, by a copy of the lent bytes,
 //!   and the sampling of latency stages, which ends.
 //! * `DomainListener`: all is saved, except for the queue of clients with credit, which follows from their
 //!   memory.
-//! * `ClientState`: its memory's file, its end of the socket that wakes it, both ends' private positions of the
-//!   rings, suspension, revoked listeners, locks at release and offers are saved. What it owns, its
+//! * `ClientState`: its memory's file, its end of the socket that wakes it, both ends' private positions of
+//!   the rings, suspension, revoked listeners, locks at release and offers are saved. What it owns, its
 //!   preallocated sockets and its membership in lists follow from sockets, listeners and offers. All clients
 //!   count as having notified, so that a doorbell that was rung while nobody ran is heard. Whether a client
 //!   is idle or had the CPU is made anew.

@@ -12,8 +12,8 @@ use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::{Device, RxBurst, TxMeta};
 use std::sync::MutexGuard;
 
-/// A shard at 10.0.0.1 and a peer at 10.0.0.2. Frames pass between two links, so that the shard can get another
-/// device.
+/// A shard at 10.0.0.1 and a peer at 10.0.0.2. Frames pass between two links, so that the shard can get
+/// another device.
 struct SavedFixture {
     server: Server,
     peer: Shard<Peer>,

@@ -28,8 +28,8 @@ type Server = Arc<Mutex<Shard<ChannelServer>>>;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Two shards, of which the second one has a client in a domain of its own as the first one has, and a peer. All
-/// frames arrive at the first shard.
+/// Two shards, of which the second one has a client in a domain of its own as the first one has, and a peer.
+/// All frames arrive at the first shard.
 struct TwoShards {
     servers: Vec<Server>,
     clients: Vec<(SimulatedDomain, Client)>,
@@ -170,10 +170,10 @@ fn connections_of_both_shards_go_on() {
         assert!(rounds < 10_000, "{} received", received[0].len());
     }
     assert!(received.iter().all(|received| *received == sent));
-    for at in 0..2 {
-        shards.clients[at].1.close(conns[at]).unwrap();
+    for (at, conn) in conns.into_iter().enumerate() {
+        shards.clients[at].1.close(conn).unwrap();
         let events = shards.events(at);
-        let closed = ClientEvent::Closed { conn: conns[at], reason: CloseReason::Normal };
+        let closed = ClientEvent::Closed { conn, reason: CloseReason::Normal };
         assert_eq!(events.last(), Some(&closed));
     }
     shards.clients.clear();
@@ -220,9 +220,9 @@ fn shared_listeners_and_ports_go_on() {
         });
         shards.run(Duration::from_secs(3));
         let mut count = 0;
-        for at in 0..2 {
+        for (at, accepted_count) in accepted_by.iter_mut().enumerate() {
             let conns = accepted(&shards.events(at));
-            accepted_by[at] += conns.len();
+            *accepted_count += conns.len();
             count += conns.len();
             let client = &mut shards.clients[at].1;
             for conn in conns {
@@ -248,8 +248,8 @@ fn shared_listeners_and_ports_go_on() {
     assert!(client.udp_open("0.0.0.0:53".parse().unwrap(), UdpOptions::default()).is_err());
     let params = UdpSendParams { to: Some("10.0.0.2:9".parse().unwrap()), ..UdpSendParams::default() };
     shards.clients[1].1.udp_send_queued(bound, &params, &[IoSlice::new(b"x")]).unwrap();
-    for at in 0..2 {
-        shards.clients[at].1.unlisten(listeners[at]).ok();
+    for (at, listener) in listeners.into_iter().enumerate() {
+        shards.clients[at].1.unlisten(listener).ok();
     }
     shards.clients[1].1.release(bound).unwrap();
     shards.run(5 * MS);
