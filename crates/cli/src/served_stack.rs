@@ -40,6 +40,17 @@ pub enum ShardThreads {
 }
 
 impl ShardThreads {
+    /// Has `gate` called when all shards are built, before the first turn of any of them.
+    pub fn before_first_turn(self, gate: impl FnOnce() + Send + 'static) -> Self {
+        match self {
+            Self::Several(shards, config) => Self::Several(shards.before_first_turn(gate), config),
+            built => {
+                gate();
+                built
+            }
+        }
+    }
+
     /// Runs the shards until they end; a single shard runs on the calling thread.
     pub fn run(self, stop: &StopFlag) -> Result<(), Failure> {
         match self {

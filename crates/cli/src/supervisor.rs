@@ -18,8 +18,8 @@ use clap::{Args, ValueEnum};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use ginnel::broker::{
-    AfterDeath, ChildLink, ChildStart, RunningShards, SavedState, UpgradeShards, await_shards, link_pair,
-    receive_start, send_start, serve_broker,
+    AfterDeath, ChildLink, ChildStart, NotServing, RunningShards, SavedState, UpgradeShards,
+    await_permission, await_shards, link_pair, receive_start, send_start, serve_broker,
 };
 use ginnel::config::RunConfig;
 use ginnel::inspect::restore_routes;
@@ -32,7 +32,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 pub use upgrade::UPGRADE_TIMEOUT;
 use upgrade::Upgrade;
@@ -101,9 +101,18 @@ pub struct ShardProcess {
     upgrade: Mutex<Option<Upgrade>>,
     /// Locked while the state of the shards passes from one child to the next.
     exchange: Mutex<()>,
+    /// Set if the end of the child is not that of a stack that dies: the programs are not ended.
+    is_end_wanted: AtomicBool,
     is_stopping: AtomicBool,
     /// Why the stack has ended.
     end: Mutex<Option<String>>,
+}
+
+/// A child that does not run the shards.
+struct NotStarted {
+    failure: Failure,
+    /// True if its shards may have had turns, so that the saved state is out of date.
+    has_used_state: bool,
 }
 
 /// An executable that runs shards.
@@ -128,7 +137,7 @@ impl ShardProcess {
             .map_err(|e| Failure::running(format!("executable of this process: {e}")))?;
         let (mut child, link) = spawn(&executable, directory, &taps, None)?;
         let link = ChildLink::open(link, None, START_TIMEOUT)
-            .map_err(|error| end_failed_child(&mut child, error))?;
+            .map_err(|failed| end_failed_child(&mut child, failed.error))?;
         let executable = Executable { file: executable, state_version: Some(STATE_VERSION) };
         let process = Arc::new(Self::new(child, executable, directory.to_owned(), taps));
         let restarting = process.clone();
@@ -153,6 +162,7 @@ impl ShardProcess {
             upgrading: Mutex::default(),
             upgrade: Mutex::default(),
             exchange: Mutex::default(),
+            is_end_wanted: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             end: Mutex::default(),
         }
@@ -192,6 +202,7 @@ impl ShardProcess {
             }
             // Locked until the new child runs, so that no other upgrade kills it.
             let mut pending = lock(&self.upgrade);
+            has_upgraded |= self.is_end_wanted.swap(false, Ordering::AcqRel);
             if let Some(upgrade) = pending.take() {
                 has_upgraded = true;
                 if let Some(link) = self.start_upgraded(upgrade) {
@@ -219,7 +230,7 @@ impl ShardProcess {
                     );
                     return AfterDeath::Restarted(link);
                 }
-                Err(failure) => {
+                Err(NotStarted { failure, .. }) => {
                     if !self.is_stopping() {
                         tracing::error!(
                             "the process of the shards could not be started again ({failure}); the next attempt follows"
@@ -242,20 +253,24 @@ impl ShardProcess {
         executable: &File,
         state: Option<&SavedState>,
         timeout: Duration,
-    ) -> Result<ChildLink, Failure> {
+    ) -> Result<ChildLink, NotStarted> {
+        let not_created = |failure| NotStarted { failure, has_used_state: false };
         let link = {
             // Locked until the new child is stored, so that `run` either prevents it or ends it.
             let mut child = self.child();
             if self.is_stopping() {
-                return Err(Failure::running("the stack is being stopped"));
+                return Err(not_created(Failure::running("the stack is being stopped")));
             }
-            let (next, link) = spawn(executable, &self.directory, &self.taps, state)?;
+            let (next, link) = spawn(executable, &self.directory, &self.taps, state).map_err(not_created)?;
             *child = next;
             link
         };
-        ChildLink::open(link, state, timeout).map_err(|error| match error {
-            ginnel::Error::StackGone => Failure::running("it has ended"),
-            error => Failure::from(error),
+        ChildLink::open(link, state, timeout).map_err(|NotServing { error, has_used_state }| {
+            let failure = match error {
+                ginnel::Error::StackGone => Failure::running("it has ended"),
+                error => Failure::from(error),
+            };
+            NotStarted { failure, has_used_state }
         })
     }
 
@@ -281,10 +296,18 @@ impl ShardProcess {
         }
         let until = Instant::now() + STOP_TIMEOUT;
         // Only a child can close the connections, and during an exchange there may be none.
-        while self.exchange.try_lock().is_err() && Instant::now() < until {
+        let no_exchange = loop {
+            match self.exchange.try_lock() {
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {}
+                Err(TryLockError::WouldBlock) => break None,
+                Ok(no_exchange) => break Some(no_exchange),
+                Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
+            }
             std::thread::sleep(Duration::from_millis(1));
-        }
+        };
         self.is_stopping.store(true, Ordering::Release);
+        // From now on no exchange begins.
+        drop(no_exchange);
         let until = Instant::now() + STOP_TIMEOUT;
         if !terminate(&mut self.child()) {
             return Ok(());
@@ -443,14 +466,25 @@ fn serve_shards(
     descriptor_limit::raise();
     let ChildStart { taps, state } = receive_start(&link)?;
     let is_restored = state.is_some();
-    let (shards, commanders) = open_shards(config, published, taps, state)?;
+    let (mut shards, commanders) = open_shards(config, published, taps, state)?;
     if logs_to_file {
         log::redirect_output()?;
+    }
+    let link = Arc::new(link);
+    if is_restored {
+        let link = link.clone();
+        shards = shards.before_first_turn(move || {
+            if !await_permission(&link) {
+                // The supervisor is gone, or has given up.
+                std::process::exit(0);
+            }
+        });
     }
     let served = std::thread::Builder::new().name("broker-link".into()).spawn(move || {
         if is_restored && !await_shards(&commanders) {
             // The main thread says why, and ends the process.
             std::thread::sleep(START_TIMEOUT);
+            std::process::exit(1);
         }
         serve_broker(&link, &commanders, &mut RunningShards::new(commanders.clone()));
         log::write_omitted();
@@ -486,8 +520,8 @@ mod tests {
             command.args(["-c", "exit 3"]).stdin(Stdio::from(child_end));
             let mut child = command.spawn().unwrap();
             drop(command);
-            let error = ChildLink::open(link, None, Duration::from_secs(30)).unwrap_err();
-            let failure = end_failed_child(&mut child, error);
+            let failed = ChildLink::open(link, None, Duration::from_secs(30)).unwrap_err();
+            let failure = end_failed_child(&mut child, failed.error);
             assert!(failure.is_silent(), "{failure}");
             assert_eq!(failure.exit_code(), std::process::ExitCode::from(3));
         }

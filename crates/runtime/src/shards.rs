@@ -236,7 +236,7 @@ impl Shards {
                 add_relays(&mut parts, &shards, port, &capabilities, users, class_limits)?;
             }
         }
-        Ok(OpenedShards { parts })
+        Ok(OpenedShards { parts, gate: None })
     }
 
     /// Opens the devices of the configuration, as far as they are not supplied. Returns the queues of each.
@@ -445,7 +445,11 @@ impl ShardPart {
 #[must_use]
 pub struct OpenedShards {
     parts: Vec<ShardPart>,
+    gate: Option<Gate>,
 }
+
+/// Called once when all shards are built, before the first turn of any of them.
+pub(super) type Gate = Box<dyn FnOnce() + Send>;
 
 impl OpenedShards {
     /// Makes the shards continue with saved states, one for each shard in their order. They are taken over
@@ -513,6 +517,12 @@ impl OpenedShards {
         Ok(shards)
     }
 
+    /// Has [`OpenedShards::run`] call `gate` when all shards are built, and wait for its return before the
+    /// first of them looks at a frame or at a region.
+    pub fn before_first_turn(self, gate: impl FnOnce() + Send + 'static) -> Self {
+        Self { gate: Some(Box::new(gate)), ..self }
+    }
+
     /// Runs each shard on its own thread, pinned according to `shards.cpus`, and each application where
     /// `shard.placement` and `shard.workers` say, until all have ended. Returns the results of `finish` by
     /// application. Each handler is created on the thread that it runs on, and stays there. A single shard
@@ -526,18 +536,20 @@ impl OpenedShards {
     /// The error of the failed shard with the lowest index, as [`Error::Shard`]. A single shard without
     /// workers returns its error as it is. [`Error::Io`] if a shard's thread cannot be started.
     pub fn run<H: Handler, R: Send>(
-        self,
+        mut self,
         stop: &StopFlag,
         handler: impl Fn(usize) -> Result<H, Error> + Sync,
         finish: impl Fn(usize, Shard<H>) -> R + Sync,
     ) -> Result<Vec<R>, Error> {
+        let gate = self.gate.take();
         if self.applications() == 1 && self.parts.iter().all(|part| part.workers() == 0) {
             let mut shards = self.build(&handler)?;
             let Some(mut shard) = shards.pop() else { return Ok(Vec::new()) };
+            gate.into_iter().for_each(|gate| gate());
             shard.run(stop)?;
             return Ok(vec![finish(0, shard)]);
         }
-        supervisor::run(self.parts, stop, &handler, &finish)
+        supervisor::run(self.parts, gate, stop, &handler, &finish)
     }
 }
 

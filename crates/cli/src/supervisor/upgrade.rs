@@ -1,17 +1,18 @@
 //! Upgrade of the shards to another executable: with their state if possible
 //! (docs/adr/0026-connections-at-an-upgrade.md), otherwise by a restart.
 
-use super::{Executable, POLL_INTERVAL, START_TIMEOUT, ShardProcess, lock};
+use super::{Executable, NotStarted, POLL_INTERVAL, START_TIMEOUT, ShardProcess, lock};
 use crate::executable_check::{self, CheckedExecutable, Version};
-use crate::failure::Failure;
+use core::sync::atomic::Ordering;
 use ginnel::broker::{ChildLink, ConnectionPolicy, HandOver, HandOverInProgress, SavedState, Upgraded};
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::TryLockError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Longest time for an upgrade, from the check of the new executable until its child runs.
-pub const UPGRADE_TIMEOUT: Duration = Duration::from_secs(120);
+pub const UPGRADE_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest time for a child to open its devices and to restore the state of the shards. The broker answers
 /// nobody meanwhile.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -36,8 +37,11 @@ enum Attempt {
     Upgraded(Upgraded),
     /// The former executable runs the shards, for this reason.
     TakenBack(String),
-    /// The shards have to be restarted, for this reason. Shards that were stopped are restarted once the
-    /// second value is dropped.
+    /// No process has the state any more, for this reason. The former executable is started without it once
+    /// the second value is dropped.
+    Lost(String, HandOverInProgress),
+    /// The shards have to be restarted by the new executable, for this reason. Shards that were stopped are
+    /// restarted once the second value is dropped.
     NotKept(String, Option<HandOverInProgress>),
 }
 
@@ -49,8 +53,10 @@ impl ShardProcess {
         policy: ConnectionPolicy,
         broker: &HandOver,
     ) -> Result<Upgraded, String> {
-        let Ok(_upgrading) = self.upgrading.try_lock() else {
-            return Err("another upgrade is in progress".into());
+        let _upgrading = match self.upgrading.try_lock() {
+            Ok(upgrading) => upgrading,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err("another upgrade is in progress".into()),
         };
         let file = File::from(executable);
         let CheckedExecutable { version, state_version } = executable_check::check(&file)?;
@@ -67,6 +73,15 @@ impl ShardProcess {
                     return Ok(upgraded);
                 }
                 Attempt::TakenBack(reason) => return Err(reason),
+                Attempt::Lost(reason, stopped) => {
+                    self.is_end_wanted.store(true, Ordering::Release);
+                    // The former executable is started without the state.
+                    drop(stopped);
+                    return Err(format!("{reason}: connections were reset"));
+                }
+                Attempt::NotKept(..) if self.is_stopping() => {
+                    return Err("the stack is being stopped".into());
+                }
                 Attempt::NotKept(reason, stopped) => (reason, stopped),
             },
         };
@@ -84,7 +99,7 @@ impl ShardProcess {
                 // While this is locked and the upgrade is set, the child is not the upgraded one. The kill is
                 // repeated: a child that died by itself may have been replaced by the former executable.
                 let upgrade = lock(&self.upgrade);
-                if upgrade.is_some() {
+                if upgrade.is_some() && !self.is_stopping() {
                     // Fails only if it has ended.
                     let _ = self.child().kill();
                 }
@@ -108,7 +123,7 @@ impl ShardProcess {
     pub(super) fn start_upgraded(&self, upgrade: Upgrade) -> Option<ChildLink> {
         let Upgrade { executable, version, reset, started, ended } = upgrade;
         let result = self.start_next(&executable.file, None, START_TIMEOUT).map_or_else(
-            |error| {
+            |NotStarted { failure: error, .. }| {
                 if !self.is_stopping() {
                     tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
                 }
@@ -132,7 +147,7 @@ impl ShardProcess {
     }
 
     /// Starts a child that continues with the state of the shards, and ends it if it cannot.
-    fn continue_with(&self, executable: &Executable, state: &SavedState) -> Result<ChildLink, Failure> {
+    fn continue_with(&self, executable: &Executable, state: &SavedState) -> Result<ChildLink, NotStarted> {
         let started = self.start_next(&executable.file, Some(state), RESTORE_TIMEOUT);
         if started.is_err() {
             self.end_child();
@@ -167,11 +182,14 @@ impl ShardProcess {
         let stopped = match broker.begin() {
             Ok(stopped) => stopped,
             Err(not_saved) if policy == ConnectionPolicy::Keep => {
-                if not_saved.hangs {
-                    // The child is exchanged as after its death.
-                    let _ = self.child().kill();
+                let reason = format!("connections cannot be kept: {}", not_saved.reason);
+                if !not_saved.hangs {
+                    return Attempt::TakenBack(reason);
                 }
-                return Attempt::TakenBack(format!("connections cannot be kept: {}", not_saved.reason));
+                // Shards that do not answer any more are started again, as after their death.
+                self.is_end_wanted.store(true, Ordering::Release);
+                let _ = self.child().kill();
+                return Attempt::TakenBack(format!("{reason}, and do not answer: they are started again"));
             }
             Err(not_saved) => return Attempt::NotKept(not_saved.reason, None),
         };
@@ -180,7 +198,7 @@ impl ShardProcess {
             return Attempt::TakenBack("the stack is being stopped".into());
         }
         self.end_child();
-        let error = match self.continue_with(next, stopped.state()) {
+        let NotStarted { failure, has_used_state } = match self.continue_with(next, stopped.state()) {
             Ok(link) => {
                 let (away, connections) = (began.elapsed(), stopped.state().connections());
                 stopped.finish(link);
@@ -190,10 +208,14 @@ impl ShardProcess {
                 );
                 return Attempt::Upgraded(Upgraded { away, connections: Ok(connections) });
             }
-            Err(error) => error,
+            Err(not_started) => not_started,
         };
         let reason =
-            format!("version {version} cannot continue with the connections (its log says why): {error}");
+            format!("version {version} cannot continue with the connections (its log says why): {failure}");
+        if has_used_state {
+            tracing::error!("{reason}; the former version is started without them");
+            return Attempt::Lost(reason, stopped);
+        }
         let former = self.continue_with(&lock(&self.executable), stopped.state());
         match former {
             Ok(link) => {
@@ -203,9 +225,15 @@ impl ShardProcess {
                     "{reason}; the former version does, and no connection was lost. --reset-connections upgrades by a restart of the shards"
                 ))
             }
-            Err(error) => {
-                tracing::error!("{reason}; the former version cannot either: {error}");
-                Attempt::NotKept(reason, Some(stopped))
+            Err(NotStarted { failure, .. }) => {
+                tracing::error!("{reason}; the former version cannot either: {failure}");
+                let reason = format!("{reason}; the former version cannot either");
+                match policy {
+                    ConnectionPolicy::Keep => Attempt::Lost(reason, stopped),
+                    ConnectionPolicy::KeepIfPossible | ConnectionPolicy::Reset => {
+                        Attempt::NotKept(reason, Some(stopped))
+                    }
+                }
             }
         }
     }

@@ -32,9 +32,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a process waits for a reply. A request costs a turn of its shard, so only a stack that is stuck
-/// takes this long.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a process waits for a reply. A request costs a turn of its shard; but during an upgrade the broker
+/// answers nobody until the next process runs the shards, or has failed to and the former one runs them
+/// again. Only a stack that is stuck takes this long.
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long a process that is admitted asks for the shards that are started next.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to the broker. At most one caller at a time waits for a reply.
 #[derive(Debug)]
@@ -67,7 +70,7 @@ impl ControlConnection {
         let welcome = self.request_welcome(&hello, &[pidfd.as_fd()])?;
         match self.attach_shards(welcome) {
             // The process is admitted to the shards that are started next.
-            Err(Error::Refused(Refusal::ShardEnded)) if may_resume => self.resume(&mut 0, REPLY_TIMEOUT),
+            Err(Error::Refused(Refusal::ShardEnded)) if may_resume => self.resume(&mut 0, RESUME_TIMEOUT),
             attached => attached,
         }
     }

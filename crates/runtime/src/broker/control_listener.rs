@@ -1,5 +1,6 @@
 //! The broker's address: a socket in the file system that only its owner can open.
 
+use super::attachment::REPLY_TIMEOUT;
 use crate::raised_limit::with_raised_limit;
 use ginnel_devices::peer_credentials::peer_credentials;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,10 +13,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// How long a process waits for a free slot in the backlog.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -49,12 +47,12 @@ fn file_id(path: &Path) -> io::Result<(u64, u64)> {
 /// Connects to the broker at `path`.
 pub(super) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     // A blocking socket: `connect` waits while the backlog is full. The timeout bounds the wait, because the
-    // stack's process may be stopped.
+    // stack's process may be stopped. While the broker answers nobody, nobody is accepted.
     let socket = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     // The program may have used all of its numbers. The limit is that of all threads, and is not raised while
     // this one waits.
     let socket = with_raised_limit(|errno: &Errno| *errno == Errno::MFILE, socket)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT_TIMEOUT))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(REPLY_TIMEOUT))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }

@@ -50,7 +50,8 @@ use rustix::fd::OwnedFd;
 pub use saved_state::{RunningShards, SaveShards, SavedState, ShardState};
 use shard_link::ShardLink;
 pub use shard_link::{
-    ChildLink, ChildStart, NotSaved, await_shards, link_pair, receive_start, send_start, serve_broker,
+    ChildLink, ChildStart, NotSaved, NotServing, await_permission, await_shards, link_pair, receive_start,
+    send_start, serve_broker,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -35,8 +35,10 @@ use std::time::{Duration, Instant};
 const HELLO_ID: u32 = u32::MAX;
 /// How long the shards may take to save their state.
 pub(super) const SAVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the next batch of descriptors, or the release of the shards, may take.
+/// How long the next batch of descriptors may take.
 const STEP_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the shards may take to go on if their state is not passed on: they may still be saving.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The path to one shard.
 #[derive(Clone, Debug)]
@@ -83,8 +85,10 @@ enum ChildMessage {
     Serves(u16),
     /// Asks for the batch of descriptors of the saved state that begins with the descriptor of this number.
     Take(u32),
+    /// The shards have taken over the saved state, and the child waits for a reply before their first turn.
+    Restored,
 }
-codec_enum!(ChildMessage { 0 => Serves(shards), 1 => Take(first) });
+codec_enum!(ChildMessage { 0 => Serves(shards), 1 => Take(first), 2 => Restored });
 
 /// Sends the first message to a child that is being started: the descriptors of the TAP devices, and what is
 /// said about the state. [`ChildLink::open`] passes on the state itself.
@@ -135,6 +139,26 @@ pub fn receive_start(connection: &OwnedFd) -> Result<ChildStart, Error> {
     Ok(ChildStart { taps, state })
 }
 
+/// Tells the supervisor that the shards have taken over the saved state, in the child, and waits until it
+/// permits their first turn. Afterwards no other process may continue with this state. Returns false if the
+/// supervisor does not permit it.
+pub fn await_permission(connection: &OwnedFd) -> bool {
+    let mut buffer = seqpacket::buffer();
+    seqpacket::send(connection, &encode(HELLO_ID, &ChildMessage::Restored), &[]).is_ok() && {
+        wait_readable(connection, None);
+        matches!(seqpacket::receive(connection, &mut buffer), RecvResult::Packet(..))
+    }
+}
+
+/// A child that does not serve.
+#[derive(Debug)]
+pub struct NotServing {
+    /// Why.
+    pub error: Error,
+    /// True if its shards may have had turns, so that the saved state is out of date.
+    pub has_used_state: bool,
+}
+
 /// Shards whose state was not saved.
 #[derive(Debug)]
 pub struct NotSaved {
@@ -176,33 +200,41 @@ impl ChildLink {
     ///
     /// # Errors
     /// The child has ended, or does not announce them within `timeout`.
-    pub fn open(connection: OwnedFd, state: Option<&SavedState>, timeout: Duration) -> Result<Self, Error> {
+    pub fn open(
+        connection: OwnedFd,
+        state: Option<&SavedState>,
+        timeout: Duration,
+    ) -> Result<Self, NotServing> {
         let until = Instant::now() + timeout;
         let mut buffer = seqpacket::buffer();
-        loop {
+        let mut has_used_state = false;
+        let error = loop {
             wait_readable(&connection, Some(until.saturating_duration_since(Instant::now())));
-            match seqpacket::receive(&connection, &mut buffer) {
+            let reply = match seqpacket::receive(&connection, &mut buffer) {
                 RecvResult::Packet(bytes, _) => match (decode::<ChildMessage>(&buffer[..bytes]), state) {
                     ((HELLO_ID, Some(ChildMessage::Serves(shards))), _) => {
                         return Ok(Self { connection, shards, state: Mutex::new((0, buffer)) });
                     }
-                    ((HELLO_ID, Some(ChildMessage::Take(first))), Some(state)) => {
-                        seqpacket::send(&connection, &encode(HELLO_ID, &()), &state.batch(first))
-                            .map_err(|_| Error::StackGone)?;
+                    ((HELLO_ID, Some(ChildMessage::Take(first))), Some(state)) => state.batch(first),
+                    ((HELLO_ID, Some(ChildMessage::Restored)), Some(_)) => {
+                        has_used_state = true;
+                        Vec::new()
                     }
-                    _ => {
-                        return Err(Error::application("the process of the shards sent a malformed message"));
-                    }
+                    _ => break Error::application("the process of the shards sent a malformed message"),
                 },
-                RecvResult::WouldBlock if Instant::now() < until => {}
+                RecvResult::WouldBlock if Instant::now() < until => continue,
                 RecvResult::WouldBlock => {
-                    return Err(Error::application("the process of the shards did not start in time"));
+                    break Error::application("the process of the shards did not start in time");
                 }
                 RecvResult::Closed | RecvResult::Oversized | RecvResult::NoDescriptors(_) => {
-                    return Err(Error::StackGone);
+                    break Error::StackGone;
                 }
+            };
+            if seqpacket::send(&connection, &encode(HELLO_ID, &()), &reply).is_err() {
+                break Error::StackGone;
             }
-        }
+        };
+        Err(NotServing { error, has_used_state })
     }
 
     /// Returns the number of shards.
@@ -253,7 +285,7 @@ impl ChildLink {
 
     /// Has stopped shards go on. Returns false if the child does not answer.
     pub(super) fn release(&self) -> bool {
-        matches!(self.exchange(&LinkRequest::Release, STEP_TIMEOUT), Ok(Some(LinkReply::Released)))
+        matches!(self.exchange(&LinkRequest::Release, RELEASE_TIMEOUT), Ok(Some(LinkReply::Released)))
     }
 
     fn exchange(&self, request: &LinkRequest, timeout: Duration) -> Result<Option<LinkReply>, Error> {
@@ -300,13 +332,15 @@ impl ChildLink {
             wait_readable(&self.connection, None);
             match seqpacket::receive(&self.connection, buffer) {
                 RecvResult::Packet(bytes, descriptors) => {
-                    return match decode::<LinkReply>(&buffer[..bytes]) {
-                        (id, Some(LinkReply::Shard(reply))) if id == *last_id => {
-                            reply.with_descriptors(descriptors)
-                        }
-                        _ => None,
+                    let (id, reply) = decode::<LinkReply>(&buffer[..bytes]);
+                    // Replies to requests that were given up come late.
+                    if id == *last_id {
+                        let reply = match reply {
+                            Some(LinkReply::Shard(reply)) => reply.with_descriptors(descriptors),
+                            _ => None,
+                        };
+                        return reply.ok_or(Error::StackGone);
                     }
-                    .ok_or(Error::StackGone);
                 }
                 RecvResult::WouldBlock => {}
                 RecvResult::NoDescriptors(bytes) => {
@@ -673,6 +707,22 @@ mod tests {
         assert!(receive_start(&child_end).unwrap().state.is_none());
         drop(supervisor_end);
         assert!(receive_start(&child_end).is_err());
+    }
+
+    #[test]
+    fn a_state_is_used_once_turns_are_permitted() {
+        for is_permitted in [false, true] {
+            let (supervisor_end, child_end) = link_pair().unwrap();
+            let child = std::thread::spawn(move || assert!(!is_permitted || await_permission(&child_end)));
+            let state = SavedState::new(Vec::new());
+            let failed = ChildLink::open(supervisor_end, Some(&state), Duration::from_secs(10)).unwrap_err();
+            child.join().unwrap();
+            assert!(matches!(failed.error, Error::StackGone), "{failed:?}");
+            assert_eq!(failed.has_used_state, is_permitted);
+        }
+        let (supervisor_end, child_end) = link_pair().unwrap();
+        drop(supervisor_end);
+        assert!(!await_permission(&child_end));
     }
 
     #[test]

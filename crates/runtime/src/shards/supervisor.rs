@@ -1,7 +1,7 @@
 //! Starts shards and workers on threads together, and ends them together.
 
-use super::ShardPart;
 use super::workers::{self, WorkerPart};
+use super::{Gate, ShardPart};
 use crate::channel::{ChannelServer, Client};
 use crate::error::Error;
 use crate::handler::Handler;
@@ -30,6 +30,8 @@ struct BuildProgress {
     pending: usize,
     /// True if a shard or worker could not be built, so none starts.
     failed: bool,
+    /// Called when all are built, before one starts.
+    gate: Option<Gate>,
 }
 
 /// State that all threads share.
@@ -45,6 +47,7 @@ struct Supervisor<'a, F, E> {
 /// Runs all shards, each on its own thread.
 pub(super) fn run<H: Handler, R: Send>(
     parts: Vec<ShardPart>,
+    gate: Option<Gate>,
     stop: &StopFlag,
     handler: &(impl Fn(usize) -> Result<H, Error> + Sync),
     finish: &(impl Fn(usize, Shard<H>) -> R + Sync),
@@ -53,7 +56,7 @@ pub(super) fn run<H: Handler, R: Send>(
     let members = parts.iter().filter_map(|part| part.member.as_ref());
     let barrier =
         ShutdownBarrier::new(members.map(|member| Arc::clone(member.commander.doorbell())).collect());
-    let progress = Mutex::new(BuildProgress { pending, failed: false });
+    let progress = Mutex::new(BuildProgress { pending, failed: false, gate });
     let supervisor = Supervisor { barrier, progress, changed: Condvar::new(), stop, handler, finish };
     let supervisor = &supervisor;
     let outcomes = thread::scope(|scope| {
@@ -102,6 +105,12 @@ impl<F, E> Supervisor<'_, F, E> {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         progress.pending = progress.pending.saturating_sub(1);
         progress.failed |= !succeeded;
+        if progress.pending == 0
+            && !progress.failed
+            && let Some(gate) = progress.gate.take()
+        {
+            gate();
+        }
         self.changed.notify_all();
         progress
     }

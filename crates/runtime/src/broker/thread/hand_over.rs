@@ -11,11 +11,6 @@ use super::{BrokerCommand, BrokerThread, ChildLink};
 use crate::wait::EventFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
-
-/// Longest time that the broker waits for the next process of the shards: longer than two processes may take
-/// to start.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// Has the broker hand the shards over, from the thread of an upgrade.
 #[derive(Clone, Debug)]
@@ -55,7 +50,7 @@ impl HandOverInProgress {
 
     /// Has the broker go on with the process at the other end of `link`, which has the state.
     pub fn finish(self, link: ChildLink) {
-        // Fails if the broker has given up waiting; the process then finds its connection closed.
+        // Fails if the thread of the broker has ended; the process then finds its connection closed.
         let _ = self.next.send(link);
     }
 }
@@ -91,7 +86,8 @@ impl BrokerThread {
         let (next, result) = channel();
         // If nobody waits, `next` is dropped here.
         let _ = reply.send(Ok(HandOverInProgress { state, next }));
-        match result.recv_timeout(EXCHANGE_TIMEOUT) {
+        // Each step of the upgrade has a limit, and the sender is dropped at its end.
+        match result.recv() {
             Ok(link) if usize::from(link.shards()) == self.shards.len() => self.continue_on(link),
             _ => self.restart_unless_running(),
         }

@@ -274,6 +274,38 @@ fn failed_build_keeps_all_shards_from_starting() {
 }
 
 #[test]
+fn no_shard_has_a_turn_before_the_gate() {
+    struct Checking(Arc<AtomicBool>);
+    impl Handler for Checking {
+        fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+            assert!(self.0.load(Ordering::Acquire), "the gate has not returned");
+            cx.stop();
+            Ok(())
+        }
+        fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+            data.len()
+        }
+    }
+    for count in [1, 3] {
+        let (opened, _far) = open(only_v4(stack_config(count)), RssMode::Hash);
+        let (built, is_open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (handler_built, handler_open) = (built.clone(), is_open.clone());
+        let gate = is_open.clone();
+        let opened = opened.before_first_turn(move || {
+            assert!(built.load(Ordering::Acquire), "no shard is built");
+            thread::sleep(Duration::from_millis(20));
+            gate.store(true, Ordering::Release);
+        });
+        let handler = |_| {
+            handler_built.store(true, Ordering::Release);
+            Ok(Checking(handler_open.clone()))
+        };
+        opened.run(&StopFlag::new().unwrap(), handler, |_, _| ()).unwrap();
+        assert!(is_open.load(Ordering::Acquire));
+    }
+}
+
+#[test]
 fn impossible_configuration_is_refused_before_start() {
     let refused = |config: Config, queues: usize| {
         let (_, queues) = multi_queue(&MemoryConfig::default(), queues, RssMode::Hash);
