@@ -9,12 +9,13 @@ const UPGRADES: usize = 3;
 /// Pause before each upgrade, so that there is load before, between and after the upgrades.
 const PAUSE: Duration = Duration::from_millis(700);
 
-/// Upgrades the shards of the stack `lab` while there is load. Connections must be kept.
+/// Upgrades the shards of the stack `name` while there is load. Connections must be kept. Tests that run as
+/// root have stacks of different names.
 #[track_caller]
-fn upgrade_under_load(fixture: &ProgramFixture) {
+fn upgrade_under_load(fixture: &ProgramFixture, name: &str) {
     for _ in 0..UPGRADES {
         std::thread::sleep(PAUSE);
-        let upgraded = fixture.ginnel(&["upgrade", "lab", "--keep-connections"]);
+        let upgraded = fixture.ginnel(&["upgrade", name, "--keep-connections"]);
         let text = String::from_utf8_lossy(&upgraded.stderr);
         assert!(upgraded.status.success() && text.contains("connections kept: "), "{text}");
         let kept: u32 =
@@ -36,10 +37,10 @@ fn nginx_over_tap_keeps_clients_at_upgrades() {
     let programs = ["nginx", "wrk"];
     let Some(fixture) = fixture("nginx_over_tap_keeps_clients_at_upgrades", &programs) else { return };
     let conf = fixture.nginx("worker_processes 2;");
-    let mut nginx = fixture.start_on_stack_with(&["--name", "lab"], &["nginx", "-c", &conf]);
+    let mut nginx = fixture.start_on_stack_with(&["--name", "nginx-over-tap"], &["nginx", "-c", &conf]);
     nginx.wait_until_listening("10.9.0.2:8000");
-    let wrk = fixture.start_client("wrk", &["-c", "20", "-d", "5", "-t", "1", "http://10.9.0.2:8000/ok"]);
-    upgrade_under_load(&fixture);
+    let wrk = fixture.start_client("wrk", &["-c", "20", "-d", "12", "-t", "1", "http://10.9.0.2:8000/ok"]);
+    upgrade_under_load(&fixture, "nginx-over-tap");
     assert_served(&String::from_utf8_lossy(&wrk.wait_for_output().stdout));
     assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
 }
@@ -50,22 +51,23 @@ fn nginx_on_loopback_keeps_clients_at_upgrades() {
     let programs = ["nginx", "wrk", "curl"];
     let Some(fixture) = fixture("nginx_on_loopback_keeps_clients_at_upgrades", &programs) else { return };
     let conf = fixture.nginx("worker_processes 2;");
-    let mut stack = fixture.start_ginnel(&["up", "lab", "--loopback", "stack"]);
-    stack.wait_until_stack_runs("lab");
-    let mut nginx = fixture.start_ginnel(&["run", "--stack", "lab", "--", "nginx", "-c", &conf]);
+    let mut stack = fixture.start_ginnel(&["up", "nginx-on-loopback", "--loopback", "stack"]);
+    stack.wait_until_stack_runs("nginx-on-loopback");
+    let mut nginx =
+        fixture.start_ginnel(&["run", "--stack", "nginx-on-loopback", "--", "nginx", "-c", &conf]);
     let until = Instant::now() + Duration::from_secs(30);
     let url = "http://127.0.0.1:8000/ok";
     let serves = || {
-        let request = ["run", "--stack", "lab", "--", "curl", "-sS", "-m", "5", url];
+        let request = ["run", "--stack", "nginx-on-loopback", "--", "curl", "-sS", "-m", "5", url];
         let mut curl = fixture.start_ginnel(&request);
         curl.wait_for_exit() == 0
     };
     while !serves() {
         assert!(Instant::now() < until, "nginx does not answer");
     }
-    let load = ["run", "--stack", "lab", "--", "wrk", "-c", "20", "-d", "5", "-t", "1", url];
+    let load = ["run", "--stack", "nginx-on-loopback", "--", "wrk", "-c", "20", "-d", "12", "-t", "1", url];
     let mut wrk = fixture.start_ginnel(&load);
-    upgrade_under_load(&fixture);
+    upgrade_under_load(&fixture, "nginx-on-loopback");
     assert_eq!(wrk.wait_for_exit(), 0, "{}", wrk.read_stderr());
     assert_served(&wrk.read_stdout());
     assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
@@ -77,14 +79,14 @@ fn redis_keeps_clients_at_upgrades() {
     let programs = ["redis-server", "redis-cli", "redis-benchmark"];
     let Some(fixture) = fixture("redis_keeps_clients_at_upgrades", &programs) else { return };
     let mut redis = fixture.start_on_stack_with(
-        &["--name", "lab"],
+        &["--name", "redis-under-load"],
         &["redis-server", "--bind", "10.9.0.2", "--protected-mode", "no", "--save", ""],
     );
     redis.wait_until_listening("10.9.0.2:6379");
     // It exits with an error once a connection is reset.
     let load = ["-h", "10.9.0.2", "-c", "20", "-n", "100000000", "-t", "incr", "-q"];
     let mut benchmark = fixture.start_client("redis-benchmark", &load);
-    upgrade_under_load(&fixture);
+    upgrade_under_load(&fixture, "redis-under-load");
     assert!(!benchmark.has_exited(), "redis-benchmark has lost a connection");
     let count = || -> u64 {
         let value = fixture.client_text("redis-cli", &["-h", "10.9.0.2", "get", "counter:__rand_int__"]);
