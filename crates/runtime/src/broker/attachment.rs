@@ -32,9 +32,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a process waits for a reply. A request costs a turn of its shard; but during an upgrade the broker
-/// answers nobody until the next process runs the shards, or has failed to and the former one runs them
-/// again. Only a stack that is stuck takes this long.
+/// How long a process waits for a reply. A request costs a turn of its shard; but during an upgrade the
+/// broker answers nobody until the next process runs the shards, or has failed to and the former executable
+/// runs them again. Only a stack that is stuck takes this long.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long a process that is admitted asks for the shards that are started next.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
