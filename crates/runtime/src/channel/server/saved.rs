@@ -374,11 +374,13 @@ impl Domain {
     /// Restores the lists of unfinished sockets and stalled listeners.
     fn restore_lists(&mut self, unfinished: Vec<u32>, stalled: Vec<u16>) -> Result<(), String> {
         for socket in unfinished {
-            match self.sockets.get_mut(socket as usize) {
-                Some(entry) if !entry.is_unfinished => entry.is_unfinished = true,
-                _ => return Err(invalid(self.index, "an unfinished socket does not exist")),
+            let Some(entry) = self.sockets.get_mut(socket as usize) else {
+                return Err(invalid(self.index, "an unfinished socket does not exist"));
+            };
+            // A number that was used again while it was listed may have been listed once more.
+            if !core::mem::replace(&mut entry.is_unfinished, true) {
+                self.unfinished.push_back(socket);
             }
-            self.unfinished.push_back(socket);
         }
         for number in stalled {
             match self.listeners.get_mut(usize::from(number)) {
@@ -545,6 +547,13 @@ impl ChannelServer {
     /// Returns a hash of the layout of what is saved.
     pub(crate) fn layout_hash() -> u64 {
         ginnel_testkit::layout::layout_hash::<(SavedServer, SavedDomain)>()
+    }
+
+    /// Lists a socket of a domain as unfinished twice, as if its number had been used again in between.
+    pub(crate) fn list_unfinished_twice(&mut self, domain: usize, socket: u32) {
+        let domain = self.domains[domain].as_mut().expect("the domain exists");
+        domain.unfinished.extend([socket, socket]);
+        domain.sockets[socket as usize].is_unfinished = true;
     }
 }
 

@@ -366,6 +366,23 @@ fn stamps_stages_and_options_stay() {
 }
 
 #[test]
+fn socket_that_is_unfinished_twice_goes_on() {
+    let mut fixture =
+        SavedFixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
+    let (_domain, mut client) = fixture.open_domain();
+    let conn = client.connect(peer_port(), ConnectOptions::default()).unwrap();
+    fixture.events(&mut client);
+    fixture.server().with(fixture.now, |server, _| server.list_unfinished_twice(0, conn.index()));
+    client.send(conn, b"echo").unwrap();
+    client.flush();
+    fixture.replace_shard();
+    fixture.events(&mut client);
+    assert_eq!(read_all(&mut client, conn), b"echo");
+    drop(client);
+    fixture.assert_all_freed();
+}
+
+#[test]
 fn what_cannot_be_saved_says_so() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
     let client = fixture.client();
