@@ -421,10 +421,6 @@ impl Domain {
                 return Err(invalid(self.index, "the engine does not have a socket"));
             }
         }
-        let listening = self.listeners.iter().flatten().filter(|listening| !listening.is_destroyed);
-        if !listening.clone().all(|listening| cx.has_listener(listening.listener)) {
-            return Err(invalid(self.index, "the engine does not have a listener"));
-        }
         self.region.set_cpu(rustix::thread::sched_getcpu());
         let clients: Vec<usize> = self.clients.iter().map(|(number, _)| number).collect();
         let has_offers = self.clients.iter().any(|(_, client)| client.outstanding() > 0);
@@ -487,15 +483,25 @@ impl ChannelServer {
         if !is_free {
             return Err(invalid(number, "its index is in use"));
         }
-        for (listening, at) in domain.listeners.iter().zip(0..) {
-            if let Some(listening) = listening.as_ref().filter(|listening| !listening.is_destroyed) {
-                let listener = listening.listener;
-                self.set_place(ListenerPlace { listener, domain: number, number: at })
-                    .ok_or_else(|| invalid(number, "two listeners are the same"))?;
-            }
-        }
         self.add_to_epoll(&domain).map_err(|error| format!("wake-ups of the channel: {error}"))?;
         self.domains[index] = Some(Box::new(domain));
+        Ok(())
+    }
+
+    /// Restores the table of listeners. A listener that the engine has closed is served nowhere: another
+    /// shard or an administrator has closed it, and the request to this domain has not arrived yet.
+    fn restore_places(&mut self, cx: &Context<'_>) -> Result<(), String> {
+        let mut places = Vec::new();
+        for domain in self.domains.iter().flatten() {
+            let open = domain.listeners.iter().zip(0..).filter_map(|(listening, number)| {
+                let listener = listening.as_ref().filter(|listening| !listening.is_destroyed)?.listener;
+                cx.has_listener(listener).then_some(ListenerPlace { listener, domain: domain.index, number })
+            });
+            places.extend(open);
+        }
+        for place in places {
+            self.set_place(place).ok_or_else(|| invalid(place.domain, "two listeners are the same"))?;
+        }
         Ok(())
     }
 
@@ -531,6 +537,7 @@ impl ChannelServer {
             return Err("[priority] was switched on or off".into());
         }
         cx.defer_quick_acks(Duration::from_micros(self.config.ack_hold_us.into()));
+        self.restore_places(cx)?;
         for domain in self.domains.iter_mut().flatten() {
             if cx.has_priorities() {
                 domain.region.set_lower_share_percent(cx.lower_share_percent());

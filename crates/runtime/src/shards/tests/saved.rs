@@ -259,6 +259,37 @@ fn shared_listeners_and_ports_go_on() {
     assert!(client.listen(address, ListenOptions::default(), 1).is_ok());
 }
 
+/// The first shard closes the listeners of all, and its request to the second one has not arrived yet.
+#[test]
+fn listener_that_another_shard_has_closed_goes_on() {
+    let mut shards = TwoShards::new();
+    let address = "0.0.0.0:80".parse().unwrap();
+    let listeners =
+        [0, 1].map(|at| shards.clients[at].1.listen(address, ListenOptions::default(), 16).unwrap());
+    shards.clients[0].1.unlisten(listeners[0]).unwrap();
+    // Takes the place of the engine's listener that is closed.
+    let other = "0.0.0.0:81".parse().unwrap();
+    shards.run(MS);
+    shards.clients[1].1.listen(other, ListenOptions::default(), 16).unwrap();
+    shards.run(MS);
+    shards.replace();
+    shards.clients[1].1.unlisten(listeners[1]).unwrap();
+    shards.run(MS);
+    for (client, address) in [(1, address), (0, address), (0, other)] {
+        shards.clients[client].1.listen(address, ListenOptions::default(), 16).unwrap();
+    }
+    for _ in 0..8 {
+        shards.peer.with(shards.now, |peer, cx| {
+            for port in [80, 81] {
+                let conn = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()).unwrap();
+                peer.add(conn, b"hello");
+            }
+        });
+    }
+    let accepted_by = [1, 0].map(|at| accepted(&shards.events(at)).len());
+    assert!(accepted_by[0] > 0 && accepted_by.iter().sum::<usize>() == 16, "{accepted_by:?}");
+}
+
 #[test]
 fn states_of_another_arrangement_are_refused() {
     let shards = TwoShards::new();
