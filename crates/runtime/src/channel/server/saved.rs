@@ -191,7 +191,7 @@ impl Domain {
                 let (queued, taken) = (cx.queued(conn), entry.taken);
                 if cx.privatize(conn, queued) < queued {
                     return Err(
-                        "bytes that are sent from shared memory find no room (tcp.buffer_bytes)".into()
+                        "bytes that are sent from shared memory find no room (tcp.buffer_pool_bytes)".into(),
                     );
                 }
                 self.region.stream(socket, Direction::Outgoing).advance_read(taken);
