@@ -13,14 +13,21 @@ use std::sync::mpsc;
 #[derive(Clone, Default)]
 struct Saver {
     refusal: Option<String>,
+    /// Number of times that it still refuses.
+    refusals: Arc<AtomicU32>,
     released: Arc<AtomicU32>,
 }
 
 impl SaveShards for Saver {
     fn save(&mut self) -> Result<SavedState, String> {
+        let is_refused = |left: u32| left.checked_sub(1);
         match &self.refusal {
-            Some(reason) => Err(reason.clone()),
-            None => Ok(SavedState::new(vec![ShardState::new(b"state", Vec::new(), 3).unwrap()])),
+            Some(reason)
+                if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_refused).is_ok() =>
+            {
+                Err(reason.clone())
+            }
+            _ => Ok(SavedState::new(vec![ShardState::new(b"state", Vec::new(), 3).unwrap()])),
         }
     }
 
@@ -207,7 +214,8 @@ fn shards_go_on_if_nobody_takes_their_state() {
 #[test]
 fn shards_that_cannot_be_saved_go_on() {
     let refusal = String::from("a connection has a source of its own");
-    let saver = Saver { refusal: Some(refusal.clone()), ..Saver::default() };
+    let refusals = Arc::new(AtomicU32::new(100));
+    let saver = Saver { refusal: Some(refusal.clone()), refusals, ..Saver::default() };
     let supervised = Supervised::new(&saver, |_, hand_over| {
         let refused = hand_over.begin().unwrap_err();
         assert!(!refused.hangs);
@@ -218,5 +226,21 @@ fn shards_that_cannot_be_saved_go_on() {
     assert_eq!(supervised.upgrade().unwrap_err().to_string(), Error::application(refusal).to_string());
     exchange(&mut program.clients()[0], conn, b"as before");
     assert_eq!((supervised.restarts(), saver.released.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!(saver.refusals.load(Ordering::Relaxed), 97, "asked three times");
     assert_eq!(supervised.shards.len(), 1);
+}
+
+#[test]
+fn shards_that_cannot_be_saved_at_once_are_asked_again() {
+    let saver = Saver {
+        refusal: Some("frames wait in its queues".into()),
+        refusals: Arc::new(AtomicU32::new(2)),
+        ..Saver::default()
+    };
+    let supervised = Supervised::new(&saver, |_, hand_over| {
+        drop(hand_over.begin().map_err(|refused| refused.reason)?);
+        Ok(kept(Duration::from_millis(7)))
+    });
+    assert_eq!(supervised.upgrade().unwrap(), kept(Duration::from_millis(7)));
+    assert_eq!(saver.refusals.load(Ordering::Relaxed), 0);
 }

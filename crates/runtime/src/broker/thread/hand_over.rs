@@ -11,6 +11,15 @@ use super::{BrokerCommand, BrokerThread, ChildLink};
 use crate::wait::EventFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Attempts to save the shards, and the time between two of them: what prevents it often passes within
+/// milliseconds, such as frames in a queue.
+const ATTEMPTS: usize = 3;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Longest time of an attempt after which another one is made. Programs wait meanwhile.
+const FAST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// Has the broker hand the shards over, from the thread of an upgrade.
 #[derive(Clone, Debug)]
@@ -21,11 +30,25 @@ pub struct HandOver {
 
 impl HandOver {
     /// Stops the shards and returns their state. The broker sends no more requests to them until the
-    /// hand-over is over.
+    /// hand-over is over. Shards that cannot be saved now are asked again, twice at most; they serve
+    /// meanwhile.
     ///
     /// # Errors
     /// The state cannot be passed on.
     pub fn begin(&self) -> Result<HandOverInProgress, NotSaved> {
+        for _ in 1..ATTEMPTS {
+            let begun = Instant::now();
+            match self.try_begin() {
+                Err(NotSaved { hangs: false, .. }) if begun.elapsed() < FAST_ATTEMPT => {
+                    std::thread::sleep(ATTEMPT_INTERVAL);
+                }
+                result => return result,
+            }
+        }
+        self.try_begin()
+    }
+
+    fn try_begin(&self) -> Result<HandOverInProgress, NotSaved> {
         let (reply, result) = channel();
         // Fails if the thread of the broker has ended; so does the next step then.
         let _ = self.commands.send(BrokerCommand::HandOver(reply));
