@@ -185,7 +185,8 @@ impl Shards {
             Some(seed) => seed,
             None => random_seed()?,
         };
-        if self.config.tcp.fastopen_key.is_empty() {
+        let is_fastopen_key_derived = self.config.tcp.fastopen_key.is_empty();
+        if is_fastopen_key_derived {
             // A cookie of one shard is valid on each shard that serves the peer's next connection.
             self.config.tcp.fastopen_key = fastopen::key_of_seed(&seed);
         }
@@ -236,7 +237,7 @@ impl Shards {
                 add_relays(&mut parts, &shards, port, &capabilities, users, class_limits)?;
             }
         }
-        Ok(OpenedShards { parts, gate: None })
+        Ok(OpenedShards { parts, is_fastopen_key_derived, gate: None })
     }
 
     /// Opens the devices of the configuration, as far as they are not supplied. Returns the queues of each.
@@ -445,6 +446,8 @@ impl ShardPart {
 #[must_use]
 pub struct OpenedShards {
     parts: Vec<ShardPart>,
+    /// The key of fast open cookies follows from the seed: the configuration has none.
+    is_fastopen_key_derived: bool,
     gate: Option<Gate>,
 }
 
@@ -465,7 +468,13 @@ impl OpenedShards {
             let count = self.parts.len();
             return Err(format!("{} shard(s) were saved, and shards.count is {count} now", saved.len()));
         }
-        self.parts.iter_mut().zip(saved).for_each(|(part, state)| part.saved = Some(state));
+        for (part, state) in self.parts.iter_mut().zip(saved) {
+            part.saved = Some(state);
+            if self.is_fastopen_key_derived {
+                // All shards have saved the same key, with which cookies stay valid.
+                part.config.tcp.fastopen_key.clear();
+            }
+        }
         Ok(self)
     }
 

@@ -17,7 +17,7 @@ use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue, pair};
 use ginnel_stack::device::{Device, RxBurst, TxMeta};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
-use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions};
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{UdpOptions, UdpSendParams};
 use std::io::{IoSlice, IoSliceMut};
@@ -40,6 +40,7 @@ struct TwoShards {
 
 fn two_shards() -> Config {
     let mut config = only_v4(stack_config(2));
+    config.tcp.fastopen = 3;
     config.channel = small_config();
     config.channel.sockets_max = 64;
     config
@@ -54,7 +55,9 @@ fn build(
     let channel = config.channel.clone();
     let count = config.shards.count as usize;
     let (far, queues) = multi_queue(&MemoryConfig::default().without_offloads(), count, RssMode::Fixed(0));
-    let mut opened = Shards::new(config).device("cable", queues).seed([1; 32]).now(now).open().unwrap();
+    // The next process has another seed.
+    let seed = [if saved.is_some() { 3 } else { 1 }; 32];
+    let mut opened = Shards::new(config).device("cable", queues).seed(seed).now(now).open().unwrap();
     if let Some(saved) = saved {
         opened = opened.restore(saved).unwrap();
     }
@@ -288,6 +291,37 @@ fn listener_that_another_shard_has_closed_goes_on() {
     }
     let accepted_by = [1, 0].map(|at| accepted(&shards.events(at)).len());
     assert!(accepted_by[0] > 0 && accepted_by.iter().sum::<usize>() == 16, "{accepted_by:?}");
+}
+
+#[test]
+fn cookies_of_fast_open_stay_valid() {
+    let mut shards = TwoShards::new();
+    let options = ListenOptions {
+        socket: SocketOptions { fastopen_queue: 8, ..SocketOptions::default() },
+        ..ListenOptions::default()
+    };
+    for at in 0..2 {
+        shards.clients[at].1.listen("0.0.0.0:80".parse().unwrap(), options, 16).unwrap();
+    }
+    // The first connection requests a cookie.
+    for round in 0..3 {
+        shards.peer.with(shards.now, |peer, cx| {
+            let socket = SocketOptions { fastopen_connect: true, ..SocketOptions::default() };
+            let options = ConnectOptions { socket, ..ConnectOptions::default() };
+            let conn = cx.connect("10.0.0.1:80".parse().unwrap(), options).unwrap();
+            peer.add(conn, b"");
+            cx.send(conn, b"early").unwrap();
+        });
+        shards.run(MS);
+        let counts = shards.servers.iter().map(|server| {
+            let server = server.lock().unwrap();
+            let stats = server.core.stack.local().unwrap().tcp_stats();
+            (stats.fastopen_accepts, stats.fastopen_failures)
+        });
+        let counts = counts.reduce(|one, other| (one.0 + other.0, one.1 + other.1));
+        assert_eq!(counts, Some((round, 0)));
+        shards.replace();
+    }
 }
 
 #[test]
