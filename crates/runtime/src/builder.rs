@@ -302,6 +302,7 @@ impl<H: Handler> ShardBuilder<H> {
             Some(member) => distribution(member, &self.parts.config),
             None => String::new(),
         };
+        let interfaces = interfaces(&self.parts.config);
         let EngineParts { stack, ports, links, classifiers } = match self.parts.channel.take() {
             Some(client) => EngineParts::remote(Engine::Channel(Box::new(RemoteEngine::new(client, now)))),
             None => self.build_engine(&seed, now)?,
@@ -381,6 +382,7 @@ impl<H: Handler> ShardBuilder<H> {
             yields: YieldPolicy::default(),
             priorities,
             distribution: distribution.into(),
+            interfaces: interfaces.into(),
         };
         if let Some((published, label)) = self.parts.published {
             shard.start_publishing(published, &label)?;
@@ -511,6 +513,13 @@ fn take_or_open(
         None => devices::open(config, full_config)?,
     };
     devices::wrap(device, config)
+}
+
+/// Describes the devices and links to which a saved state refers by number.
+fn interfaces(config: &Config) -> String {
+    let devices: Vec<_> = config.devices.iter().map(|device| &device.name).collect();
+    let links: Vec<_> = config.links.iter().map(|link| (&link.device, link.vlan)).collect();
+    format!("{devices:?} {links:?}")
 }
 
 fn add_links(stack: &mut Stack, config: &Config, ports: &[RxPort]) -> Result<Vec<LinkId>, Error> {

@@ -128,6 +128,8 @@ pub struct Shard<H> {
     /// How frames are distributed among several shards. Another shard continues with the state of this one
     /// only if this is the same.
     pub(crate) distribution: Box<str>,
+    /// Devices and links in their order. The same holds for it.
+    pub(crate) interfaces: Box<str>,
 }
 
 /// Result of one turn.

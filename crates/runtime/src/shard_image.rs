@@ -37,6 +37,7 @@ const ROUNDS_MAX: usize = 10_000;
 struct SavedRuntime {
     version: u32,
     distribution: String,
+    interfaces: String,
     now: Instant,
     started: Instant,
     stats: ShardStats,
@@ -66,7 +67,7 @@ impl<H: Handler> Shard<H> {
         if has_frames {
             return Err("frames wait in its queues".into());
         }
-        let Self { core, handler, dispatch, co_shard, distribution, .. } = self;
+        let Self { core, handler, dispatch, co_shard, distribution, interfaces, .. } = self;
         if core.stack.local().is_none() || co_shard.is_some() {
             return Err("its application has a thread of its own (shard.placement, shard.workers)".into());
         }
@@ -82,6 +83,7 @@ impl<H: Handler> Shard<H> {
         let runtime = SavedRuntime {
             version: STATE_VERSION,
             distribution: distribution.to_string(),
+            interfaces: interfaces.to_string(),
             now: *now,
             started,
             stats: *stats,
@@ -119,6 +121,9 @@ impl<H: Handler> Shard<H> {
         }
         if *runtime.distribution != *self.distribution {
             return Err("the configuration distributes frames among the shards in another way".into());
+        }
+        if *runtime.interfaces != *self.interfaces {
+            return Err("the configuration has other devices or links, or in another order".into());
         }
         if self.started.is_some() || self.core.stack.local().is_none() {
             return Err("the shard has started, or its application has a thread of its own".into());

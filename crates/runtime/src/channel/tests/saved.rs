@@ -383,6 +383,27 @@ fn socket_that_is_unfinished_twice_goes_on() {
 }
 
 #[test]
+fn state_with_other_devices_is_refused() {
+    let fixture = SavedFixture::new(&small_config(), Peer::default());
+    let restore = |change: fn(&mut crate::Config)| {
+        let mut config = config(&[SERVER_ADDRESS]);
+        change(&mut config);
+        let name = config.devices[0].name.clone();
+        let (device, _far) = pair(MemoryConfig::default().without_offloads());
+        let server = Shard::builder(config).handler(ChannelServer::for_processes(&small_config()).unwrap());
+        server.device(name, device).seed([3; 32]).now(fixture.now).build().unwrap().restore(fixture.save())
+    };
+    let refused = Err("the configuration has other devices or links, or in another order".to_string());
+    let rename = |config: &mut crate::Config| {
+        config.devices[0].name = "other".into();
+        config.links[0].device = "other".into();
+    };
+    assert_eq!(restore(rename), refused);
+    assert_eq!(restore(|config| config.links[0].vlan = Some(7)), refused);
+    assert_eq!(restore(|_| ()), Ok(()));
+}
+
+#[test]
 fn what_cannot_be_saved_says_so() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
     let client = fixture.client();
