@@ -146,6 +146,8 @@ pub(crate) fn announce_end(region: impl AsFd) -> io::Result<()> {
 /// The layout of a region follows from these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RegionParameters {
+    /// The version of the layout ([`MAGIC`]).
+    magic: u64,
     sockets: u32,
     clients: u32,
     listeners: u32,
@@ -158,8 +160,11 @@ impl RegionParameters {
     /// Returns the layout of a file of `size` bytes.
     ///
     /// # Errors
-    /// The file has another size, or a value is out of its range.
+    /// The version is another one, the file has another size, or a value is out of its range.
     fn layout(self, size: usize) -> io::Result<RegionLayout> {
+        if self.magic != MAGIC {
+            return Err(invalid("the region has another layout version"));
+        }
         let config = ChannelConfig {
             sockets_max: self.sockets,
             clients_max: self.clients,
@@ -275,10 +280,8 @@ impl Region {
         let head = SharedMapping::new(&file, PAGE)?;
         // SAFETY: atomics, at the start of a page, which the mapping has.
         let header = unsafe { &head.slice::<RegionHeader>(0, 1)[0] };
-        if header.magic.load(Ordering::Acquire) != MAGIC {
-            return Err(invalid("the region has another layout version"));
-        }
         let parameters = RegionParameters {
+            magic: header.magic.load(Ordering::Acquire),
             sockets: header.sockets.load(Ordering::Relaxed),
             clients: header.clients.load(Ordering::Relaxed),
             listeners: header.listeners.load(Ordering::Relaxed),
@@ -307,7 +310,7 @@ impl Region {
         // Cannot truncate: the configuration has 32 bits.
         let [sockets, clients, listeners] = [sockets, clients, listeners].map(|count| count as u32);
         let [buffer_bytes, large_bytes] = [buffer_bytes, large_bytes].map(|bytes| bytes as u32);
-        RegionParameters { sockets, clients, listeners, buffer_bytes, large_bytes, large_count }
+        RegionParameters { magic: MAGIC, sockets, clients, listeners, buffer_bytes, large_bytes, large_count }
     }
 
     fn map(file: InternalFd, layout: RegionLayout) -> io::Result<Self> {
@@ -657,6 +660,20 @@ mod tests {
             ..config()
         });
         assert_eq!((useless.large_count, useless.total), (0, useless.large_offset));
+    }
+
+    #[test]
+    fn region_is_reopened_with_the_same_layout_version_only() {
+        let region = Region::create(&config()).unwrap();
+        let reopen = |parameters| Region::reopen(region.file().try_clone_to_owned().unwrap(), parameters);
+        let parameters = region.parameters();
+        assert_eq!(reopen(parameters).unwrap().layout, region.layout);
+        // What clients have written to the header does not matter.
+        region.header().magic.store(0, Ordering::Relaxed);
+        assert!(reopen(parameters).is_ok());
+        let other = RegionParameters { magic: MAGIC + 1, ..parameters };
+        let error = reopen(other).expect_err("refused").to_string();
+        assert_eq!(error, "channel: the region has another layout version");
     }
 
     #[test]
