@@ -92,10 +92,13 @@ pub(super) struct Doorbells<'a> {
 /// The notifying side of a ring: its private state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Notifier {
+    #[serde(skip)]
     tail: u32,
     /// The queue's head when it was last read.
+    #[serde(skip)]
     head: u32,
     /// True if nobody was notified since [`Notifier::take_notified`].
+    #[serde(skip)]
     is_quiet: bool,
     /// Number of times that the ring became full. Until the receiving side begins a scan, a full ring is
     /// counted once.
@@ -106,6 +109,7 @@ pub(crate) struct Notifier {
 /// entries may have been pushed already.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct NotifyQueue {
+    #[serde(skip)]
     head: u32,
     /// The next flag of the scan after an overflow, or [`SCAN_DONE`]; `None` without a scan.
     scan: Option<u32>,
@@ -129,6 +133,13 @@ impl Doorbells<'_> {
 }
 
 impl Notifier {
+    /// Continues as the notifying side of a ring from the positions that its words have, and makes the
+    /// receiving side scan all flags: it may have popped more than this side knows of.
+    pub fn resume(&mut self, doorbells: Doorbells<'_>) {
+        *self = Self { overflows: self.overflows, ..doorbells.notifier() };
+        self.notify_all(doorbells);
+    }
+
     /// Pushes a number with reasons, a bit mask. The receiving side that pops the entry sees everything done
     /// before this call.
     #[inline]
@@ -190,6 +201,11 @@ impl Notifier {
 }
 
 impl NotifyQueue {
+    /// Continues as the receiving side of a ring from the position that its words have.
+    pub fn resume(&mut self, doorbells: Doorbells<'_>) {
+        self.head = doorbells.words.head.0.load(Ordering::Relaxed);
+    }
+
     /// Pops the next number and the reasons why it was pushed; `None` if the queue is empty, unless it
     /// [is scanning](Self::is_scanning). The number is not validated.
     ///

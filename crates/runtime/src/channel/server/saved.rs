@@ -18,11 +18,12 @@
 //!   and the sampling of latency stages, which ends.
 //! * `DomainListener`: all is saved, except for the queue of clients with credit, which follows from their
 //!   memory.
-//! * `ClientState`: its memory's file, its end of the socket that wakes it, both ends' private positions of
-//!   the rings, suspension, revoked listeners, locks at release and offers are saved. What it owns, its
-//!   preallocated sockets and its membership in lists follow from sockets, listeners and offers. All clients
-//!   count as having notified, so that a doorbell that was rung while nobody ran is heard. Whether a client
-//!   is idle or had the CPU is made anew.
+//! * `ClientState`: its memory's file, its end of the socket that wakes it, an unfinished scan of a ring,
+//!   counters of the rings, suspension, revoked listeners, locks at release and offers are saved. What it
+//!   owns, its preallocated sockets and its membership in lists follow from sockets, listeners and offers,
+//!   and its positions in the rings from its memory. All clients count as having notified, so that a doorbell
+//!   that was rung while nobody ran is heard, and scan all their sockets once. Whether a client is idle or
+//!   had the CPU is made anew.
 
 use super::ChannelServer;
 use super::client_state::{ClientState, PendingOffer};
@@ -149,6 +150,10 @@ impl ClientState {
         let mut client = Self::new(memory, wake);
         client.memory_file = Some(file);
         (client.from_client, client.to_client) = (saved.from_client, saved.to_client);
+        // The positions are those of the rings, in case that shards ran after the state was saved. The client
+        // looks at all its sockets once.
+        client.from_client.resume(client.memory.to_stack());
+        client.to_client.resume(client.memory.to_client());
         client.is_suspended = saved.is_suspended;
         client.revoked_listeners = saved.revoked_listeners;
         client.locked_at_release = saved.locked_at_release;

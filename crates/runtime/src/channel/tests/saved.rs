@@ -382,6 +382,34 @@ fn socket_that_is_unfinished_twice_goes_on() {
     fixture.assert_all_freed();
 }
 
+/// A shard ran on after its state was saved, and then another one continues with the state.
+#[test]
+fn doorbells_ring_if_the_state_is_older_than_the_rings() {
+    let mut fixture =
+        SavedFixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
+    let (_domain, mut client) = fixture.open_domain();
+    let conns = [(); 3].map(|()| client.connect(peer_port(), ConnectOptions::default()).unwrap());
+    fixture.events(&mut client);
+    let saved = fixture.save();
+    for at in 0..conns.len() {
+        fixture.peer.with(fixture.now, |peer, cx| cx.abort(peer.conns[at]).unwrap());
+        let events = fixture.events(&mut client);
+        assert!(matches!(events[..], [ClientEvent::Closed { .. }]), "{events:?}");
+    }
+    fixture.restore(saved);
+    for _ in 0..4 {
+        let conn = client.connect(peer_port(), ConnectOptions::default()).unwrap();
+        let events = fixture.events(&mut client);
+        assert!(events.contains(&ClientEvent::Connected { conn }), "{events:?}");
+        client.send(conn, b"echo").unwrap();
+        client.flush();
+        fixture.events(&mut client);
+        assert_eq!(read_all(&mut client, conn), b"echo");
+    }
+    drop(client);
+    fixture.assert_all_freed();
+}
+
 #[test]
 fn state_with_other_devices_is_refused() {
     let fixture = SavedFixture::new(&small_config(), Peer::default());
