@@ -48,8 +48,9 @@ struct SavedRuntime {
 
 impl<H: Handler> Shard<H> {
     /// Returns the state of the shard: its connections, listeners and UDP sockets, what is queued for them,
-    /// and its application. Not saved are the configuration and what follows from it, neighbours, path MTUs
-    /// and frames that devices hold. The shard must not have another turn if its state is used.
+    /// its application, and the neighbours and path MTUs that it has learnt. Not saved are the configuration
+    /// and what follows from it, and frames that devices hold. The shard must not have another turn if its
+    /// state is used.
     ///
     /// With several shards, [`settle`](Self::settle) must have been called before.
     ///
