@@ -2,7 +2,8 @@
 //!
 //! The image has what is in use. Tables that are reserved are made from the configuration, and what follows
 //! from connections is computed again: the flow table, the use of ports, the pool of IPv6 addresses and
-//! counters. All indices that the image contains are checked here, so that none is out of range later.
+//! counters. Indices that the image contains are checked here as far as nobody checks them later: none is out
+//! of range. Lists of connections that wait may name some that are closed, which whoever visits them passes.
 
 use super::active::SlowPathFlags;
 use super::conn::image::{ConnImage, SlotImage, SlotsRef};
