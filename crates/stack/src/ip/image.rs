@@ -63,6 +63,41 @@ pub(crate) struct NetworkImage {
 impl Network {
     /// Returns the image.
     pub(crate) fn image(&self) -> NetworkImage {
+        // Each field is listed, so that none is forgotten.
+        let Self {
+            config: _,
+            stats: _,
+            drops,
+            entropy: _,
+            hash: _,
+            ports: _,
+            refuses_by_class: _,
+            links,
+            loopback: _,
+            local: _,
+            neighbours,
+            routes,
+            path_mtu,
+            destination_cache: _,
+            reassembly: _,
+            icmp_limit: _,
+            timers: _,
+            epoch: _,
+            scratch: _,
+            fragmentation_buffer: _,
+            backlog: _,
+            errors: _,
+            quoted_payload: _,
+            ident_counters: _,
+            steering: _,
+            control_updates: _,
+            last_confirmed: _,
+            misrouted: _,
+            shard_groups: _,
+            looped_back: _,
+            flow_hasher: _,
+            trusts_hashes: _,
+        } = self;
         let of_link = |(link, address): (LinkId, &InterfaceAddress)| match address.address {
             IpAddr::V6(v6) if address.is_valid() => Some(AddressImage {
                 link,
@@ -74,10 +109,10 @@ impl Network {
             }),
             _ => None,
         };
-        let links = (0..).map(LinkId).zip(&self.links).filter(|(_, link)| !link.loopback);
+        let links = (0..).map(LinkId).zip(links).filter(|(_, link)| !link.loopback);
         let addresses = links.flat_map(|(id, link)| link.addresses.iter().map(move |entry| (id, entry)));
-        let routes = self.routes.entries().filter(|(.., entry)| entry.origin == RouteOrigin::Advertised);
-        let neighbours = self.neighbours.iter().filter(|neighbour| {
+        let routes = routes.entries().filter(|(.., entry)| entry.origin == RouteOrigin::Advertised);
+        let neighbours = neighbours.iter().filter(|neighbour| {
             !matches!(neighbour.state, NeighbourState::Permanent | NeighbourState::NoArp)
         });
         NetworkImage {
@@ -98,9 +133,9 @@ impl Network {
                     Some(NeighbourImage { link, address, mac: neighbour.mac?.0, is_router })
                 })
                 .collect(),
-            path_mtu: self.path_mtu.image(),
+            path_mtu: path_mtu.image(),
             stats: self.stats(),
-            drops: self.drops.clone(),
+            drops: drops.clone(),
         }
     }
 
