@@ -77,7 +77,27 @@ impl<H: Handler> Shard<H> {
         }
         let mut descriptors = DescriptorTable::default();
         let application = handler.save(&mut Context::new(core), &mut descriptors)?;
-        let ShardCore { stack: Engine::Local(stack), now, stats, resume_reading, router, .. } = &mut **core
+        // Each field is listed, so that none is forgotten.
+        let ShardCore {
+            now,
+            stack: Engine::Local(stack),
+            timers: _,
+            rng: _,
+            commander: _,
+            stats,
+            resume_reading,
+            closing: _,
+            delivering: _,
+            is_stopping: _,
+            save_request: _,
+            router,
+            kernel_fds: _,
+            priority_counters: _,
+            shard_and_worker: _,
+            device_check: _,
+            lower_share_percent: _,
+            class_limits: _,
+        } = &mut **core
         else {
             return Err("its engine is in another thread".into());
         };

@@ -47,18 +47,18 @@ pub(super) struct ClientState {
     pub owned_sockets: Vec<u32>,
     pub owned_listeners: Vec<u32>,
     /// A bit for each listener that it owns, up to the last one that it ever owned.
-    listener_bits: Vec<u64>,
+    pub(super) listener_bits: Vec<u64>,
     /// Sockets that it released while one of its threads had their lock and another client owned them.
     pub locked_at_release: Vec<u32>,
     /// Its preallocated sockets, by slot.
     pub preallocated: [Option<u32>; PREALLOCATED_MAX],
-    offers: [Option<PendingOffer>; OFFERS_MAX],
+    pub(super) offers: [Option<PendingOffer>; OFFERS_MAX],
     /// Free offer slots, as a bit mask.
-    free_slots: u64,
+    pub(super) free_slots: u64,
     /// Number of outstanding offers.
-    outstanding_total: usize,
+    pub(super) outstanding_total: usize,
     /// Outstanding offers of each listener that has or had some: the listener and their number.
-    outstanding: Vec<(u16, u8)>,
+    pub(super) outstanding: Vec<(u16, u8)>,
 }
 
 impl ClientState {

@@ -120,7 +120,31 @@ fn invalid(domain: u8, what: &str) -> String {
 
 impl ClientState {
     fn save(&self, number: usize, descriptors: &mut DescriptorTable) -> Result<SavedClient, String> {
-        let (Some(file), ClientWaker::Process(wake)) = (&self.memory_file, &self.wake) else {
+        // Each field is listed, so that none is forgotten.
+        let Self {
+            memory: _,
+            memory_file,
+            from_client,
+            to_client,
+            wake,
+            is_suspended,
+            revoked_listeners,
+            is_idle: _,
+            notified_at_yield: _,
+            is_active: _,
+            is_unfinished: _,
+            is_offering: _,
+            owned_sockets: _,
+            owned_listeners: _,
+            listener_bits: _,
+            locked_at_release,
+            preallocated: _,
+            offers: _,
+            free_slots: _,
+            outstanding_total: _,
+            outstanding: _,
+        } = self;
+        let (Some(file), ClientWaker::Process(wake)) = (memory_file, wake) else {
             return Err("threads of its own process are clients".into());
         };
         let offers = self.offer_slots().filter_map(|slot| Some((slot as u8, self.offer(slot)?)));
@@ -129,11 +153,11 @@ impl ClientState {
             number: number as u16,
             memory: descriptors.add(file.as_fd())?,
             wake: descriptors.add(wake.as_fd())?,
-            from_client: self.from_client.clone(),
-            to_client: self.to_client.clone(),
-            is_suspended: self.is_suspended,
-            revoked_listeners: self.revoked_listeners.clone(),
-            locked_at_release: self.locked_at_release.clone(),
+            from_client: from_client.clone(),
+            to_client: to_client.clone(),
+            is_suspended: *is_suspended,
+            revoked_listeners: revoked_listeners.clone(),
+            locked_at_release: locked_at_release.clone(),
             offers: offers.collect(),
         })
     }
@@ -210,29 +234,67 @@ impl Domain {
     }
 
     fn save(&self, descriptors: &mut DescriptorTable) -> Result<Vec<u8>, String> {
-        if !self.is_for_processes {
+        // Each field is listed, so that none is forgotten.
+        let Self {
+            index,
+            region,
+            wake,
+            is_for_processes,
+            clients: client_table,
+            distributable: _,
+            sockets,
+            socket_slots: _,
+            large_buffer_pool: _,
+            unfinished,
+            chunked,
+            refused,
+            refused_after_progress,
+            turn_budget: _,
+            short_of_send_space: _,
+            send_space_wait_turns: _,
+            preallocated_count: _,
+            sockets_max,
+            listeners,
+            listener_slots: _,
+            offer_timeout: _,
+            backlog_max: _,
+            udp,
+            datagram_bytes: _,
+            datagram_bytes_max: _,
+            filter_budget: _,
+            stamped,
+            stamps_due: _,
+            is_offer_timer_set: _,
+            stalled_listeners,
+            shares_listeners: _,
+            is_penalised: _,
+            datagram_buffer: _,
+            event_class: _,
+            stats,
+        } = self;
+        if !is_for_processes {
             return Err("threads of its own process are clients".into());
         }
-        let clients = self.clients.iter().map(|(number, client)| client.save(number, descriptors));
+        let clients = client_table.iter().map(|(number, client)| client.save(number, descriptors));
         let clients = clients.collect::<Result<_, _>>()?;
-        let refused = self.refused.iter().chain(&self.refused_after_progress);
-        let unfinished = self.unfinished.iter().chain(&self.chunked).chain(refused);
+        let refused = refused.iter().chain(refused_after_progress);
+        let unfinished = unfinished.iter().chain(chunked).chain(refused);
         let domain = DomainRef {
-            index: self.index,
-            region: descriptors.add(self.region.file())?,
-            parameters: self.region.parameters(),
-            wake: descriptors.add(self.wake.as_fd())?,
+            index: *index,
+            region: descriptors.add(region.file())?,
+            parameters: region.parameters(),
+            wake: descriptors.add(wake.as_fd())?,
             // Cannot truncate: `channel.sockets_max` is a `u32`.
-            sockets_max: self.sockets_max() as u32,
+            sockets_max: *sockets_max as u32,
             clients,
-            rings_full_before: self.clients.rings_full_before(),
-            listeners: &self.listeners,
-            sockets: self.sockets.iter().map(DomainSocket::without_stages).collect(),
+            rings_full_before: client_table.rings_full_before(),
+            listeners,
+            sockets: sockets.iter().map(DomainSocket::without_stages).collect(),
             unfinished: unfinished.copied().collect(),
-            stalled_listeners: self.stalled_listeners.iter().copied().collect(),
-            udp: self.udp.iter().map(|(udp, (socket, backlog))| (*udp, *socket, backlog)).collect(),
-            stamped: self.stamped.iter().map(|(socket, stamps)| (*socket, stamps)).collect(),
-            stats: &self.stats,
+            stalled_listeners: stalled_listeners.iter().copied().collect(),
+            udp: udp.iter().map(|(udp, (socket, backlog))| (*udp, *socket, backlog)).collect(),
+            stamped: stamped.iter().map(|(socket, stamps)| (*socket, stamps)).collect(),
+            stats,
         };
         encode_to(Vec::new(), &domain)
     }
@@ -448,12 +510,26 @@ impl ChannelServer {
         for domain in self.domains.iter_mut().flatten() {
             domain.end_all_loans(cx)?;
         }
-        let domains = self.domains.iter().flatten().map(|domain| domain.save(descriptors));
+        // Each field is listed, so that none is forgotten.
+        let Self {
+            config: _,
+            domains,
+            first_domain: _,
+            listeners: _,
+            domain_epoll: _,
+            ports,
+            is_ready,
+            has_yield_expired: _,
+            closed_stats,
+            has_saved_priorities: _,
+            restored_filters: _,
+        } = self;
+        let domains = domains.iter().flatten().map(|domain| domain.save(descriptors));
         let server = SavedServer {
-            is_ready: self.is_ready,
+            is_ready: *is_ready,
             has_priorities: cx.has_priorities(),
-            ports: self.ports.clone(),
-            closed_stats: self.closed_stats,
+            ports: ports.clone(),
+            closed_stats: *closed_stats,
             domains: domains.collect::<Result<_, _>>()?,
         };
         encode_to(Vec::new(), &server)
