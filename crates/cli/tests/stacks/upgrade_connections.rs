@@ -1,6 +1,6 @@
 //! Upgrades of the shards that keep connections, listeners and UDP sockets; and upgrades that cannot.
 
-use crate::fixture::{Fixture, GINNEL, RunningProgram, run_to_end, skipped, wait_until};
+use crate::fixture::{Fixture, GINNEL, RunningProgram, skipped, wait_until};
 use crate::restart::{shard_process, supervisor_of};
 use ginnel::STATE_VERSION;
 use ginnel::broker::{ConnectionPolicy, PROTOCOL_VERSION, Upgraded, upgrade};
