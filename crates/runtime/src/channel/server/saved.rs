@@ -1,6 +1,6 @@
-//! The state of a [`ChannelServer`] that another process takes over ([`Handler::save`]). Clients do not
-//! notice: the memory that they share with the stack stays as it is, and so do all numbers, generations and
-//! positions.
+//! The state of a [`ChannelServer`] that another process takes over ([`crate::handler::Handler::save`]).
+//! Clients do not notice: the memory that they share with the stack stays as it is, and so do all numbers,
+//! generations and positions.
 //!
 //! Fields are saved, follow from what is saved, or are made anew:
 //!
