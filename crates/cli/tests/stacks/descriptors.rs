@@ -197,10 +197,10 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (2100, hard))
 files = []
 try:
     while True: files.append(os.open('/dev/null', os.O_RDONLY))
-except OSError as e: print(os.strerror(e.errno))
+except OSError as e: print(os.strerror(e.errno), flush=True)
 FREE
-try: _socket.socket(); print('attached')
-except OSError as e: print(os.strerror(e.errno))
+try: _socket.socket(); print('attached', flush=True)
+except OSError as e: print(os.strerror(e.errno), flush=True)
 while len(files) > 2000: os.close(files.pop())
 s = _socket.socket(); s.bind(('127.0.0.1', 7419)); s.listen()
 try:

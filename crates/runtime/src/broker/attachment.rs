@@ -35,7 +35,9 @@ use std::time::{Duration, Instant};
 /// How long a process waits for a reply. A request costs a turn of its shard; but during an upgrade the
 /// broker answers nobody until the next process runs the shards, or has failed to and the former executable
 /// runs them again. Only a stack that is stuck takes this long.
-pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(75);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long a process that starts waits to be admitted. It has no sockets yet, and can be started again.
+pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a process that is admitted asks for the shards that are started next.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -67,7 +69,7 @@ impl ControlConnection {
         let pidfd = with_raised_limit(is_errno_mfile, || pidfd_open(getpid(), PidfdFlags::empty()));
         let pidfd = pidfd.map_err(|e| Error::io("pidfd of this process", e))?;
         let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: domain.into() };
-        let welcome = self.request_welcome(&hello, &[pidfd.as_fd()])?;
+        let welcome = Self::welcome(self.request_within(HELLO_TIMEOUT, &hello, &[pidfd.as_fd()])?)?;
         match self.attach_shards(welcome) {
             // The process is admitted to the shards that are started next.
             Err(Error::Refused(Refusal::ShardEnded)) if may_resume => self.resume(&mut 0, RESUME_TIMEOUT),
@@ -81,11 +83,13 @@ impl ControlConnection {
         message: &impl Codec,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<Welcome, Error> {
+        Self::welcome(self.request(message, descriptors)?)
+    }
+
+    /// Returns the [`Welcome`] of a reply.
+    fn welcome((reply, mut wake): (ControlReply, Vec<OwnedFd>)) -> Result<Welcome, Error> {
         let malformed = || Error::Refused(Refusal::Malformed);
-        let (ControlReply::Welcome(shards, stack_info), mut wake) = self.request(message, descriptors)?
-        else {
-            return Err(malformed());
-        };
+        let ControlReply::Welcome(shards, stack_info) = reply else { return Err(malformed()) };
         Ok(Welcome { shards, stack_info, wake: wake.pop().ok_or_else(malformed)? })
     }
 
@@ -129,8 +133,18 @@ impl ControlConnection {
         message: &impl Codec,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
+        self.request_within(REPLY_TIMEOUT, message, descriptors)
+    }
+
+    /// Sends a request and waits up to `timeout` for its reply and the descriptors in it.
+    fn request_within(
+        &mut self,
+        timeout: Duration,
+        message: &impl Codec,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
         self.send_request(message, descriptors)?;
-        let deadline = Instant::now() + REPLY_TIMEOUT;
+        let deadline = Instant::now() + timeout;
         loop {
             // The reply comes from another thread, so it is never there yet.
             let remaining = deadline.saturating_duration_since(Instant::now());

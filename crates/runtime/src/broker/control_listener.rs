@@ -1,6 +1,6 @@
 //! The broker's address: a socket in the file system that only its owner can open.
 
-use super::attachment::REPLY_TIMEOUT;
+use super::attachment::HELLO_TIMEOUT;
 use crate::raised_limit::with_raised_limit;
 use ginnel_devices::peer_credentials::peer_credentials;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -52,7 +52,7 @@ pub(super) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     // The program may have used all of its numbers. The limit is that of all threads, and is not raised while
     // this one waits.
     let socket = with_raised_limit(|errno: &Errno| *errno == Errno::MFILE, socket)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(REPLY_TIMEOUT))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(HELLO_TIMEOUT))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
