@@ -10,7 +10,7 @@ use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::shard::Turn;
 use ginnel::{Commander, Config, Handler, Instant, Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_stack::device::Device;
+use ginnel_stack::device::{Device, RxBurst, TxMeta};
 use std::thread::JoinHandle;
 
 /// Address of the stack under test.
@@ -26,6 +26,20 @@ pub fn config(addresses: &[&str]) -> Config {
     let mut config = Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &addresses, &[]);
     config.tcp.connections_max = 4000;
     config
+}
+
+/// Passes the received frames of one device on to another one. Returns how many there were.
+pub fn pass_frames(from: &mut Device, to: &mut Device, now: Instant) -> usize {
+    let mut burst = RxBurst::new();
+    from.rx.rx_burst(now, &mut burst);
+    for frame in &burst {
+        if let Some(out) = to.tx.reserve(frame.bytes.len()) {
+            out.copy_from_slice(frame.bytes);
+            to.tx.commit(frame.bytes.len(), TxMeta::NONE);
+        }
+    }
+    to.tx.flush(now);
+    burst.len()
 }
 
 /// Returns the builder of a host with one address.

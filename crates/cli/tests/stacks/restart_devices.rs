@@ -47,9 +47,9 @@ fn restarts_in_namespace(name: &str, options: &[&str], host: &Namespace, clients
     assert_eq!(fixture.run_ok(&["log", "lab"]).matches("was started again").count(), 3);
 }
 
-#[test]
-fn stack_over_tap_serves_again() {
-    let test = "stack_over_tap_serves_again";
+/// Calls `check` with the options of a stack over TAP, and with the namespaces of the stack and of its
+/// clients, which are one. Skips `test` where that is not possible.
+pub fn over_tap(test: &str, check: impl FnOnce(&[&str], &Namespace, &Namespace)) {
     if let Some(reason) = unavailable() {
         return skip(test, &reason);
     }
@@ -57,13 +57,11 @@ fn stack_over_tap_serves_again() {
         return;
     }
     let namespace = Namespace::new().unwrap();
-    let options = ["--device", "tap:web0", "--kernel-address", "10.9.0.1/24"];
-    restarts_in_namespace("restart-tap", &options, &namespace, &namespace);
+    check(&["--device", "tap:web0", "--kernel-address", "10.9.0.1/24"], &namespace, &namespace);
 }
 
-#[test]
-fn stack_over_af_xdp_serves_again() {
-    let test = "stack_over_af_xdp_serves_again";
+/// As [`over_tap`], with AF_XDP on a pair of interfaces between two namespaces.
+pub fn over_af_xdp(test: &str, check: impl FnOnce(&[&str], &Namespace, &Namespace)) {
     if let Some(reason) = unavailable() {
         return skip(test, &reason);
     }
@@ -74,7 +72,21 @@ fn stack_over_af_xdp_serves_again() {
     let veth = |name| VethEnd { name, queues: 1 };
     host.connect_queues(veth("web0"), &clients, veth("web1"), 1500).unwrap();
     clients.ip("addr add 10.9.0.1/24 dev web1").unwrap();
-    restarts_in_namespace("restart-xdp", &["--device", "af_xdp:web0"], &host, &clients);
+    check(&["--device", "af_xdp:web0"], &host, &clients);
+}
+
+#[test]
+fn stack_over_tap_serves_again() {
+    over_tap("stack_over_tap_serves_again", |options, host, clients| {
+        restarts_in_namespace("restart-tap", options, host, clients);
+    });
+}
+
+#[test]
+fn stack_over_af_xdp_serves_again() {
+    over_af_xdp("stack_over_af_xdp_serves_again", |options, host, clients| {
+        restarts_in_namespace("restart-xdp", options, host, clients);
+    });
 }
 
 /// Kills the shards of both stacks of a memif link in turn.

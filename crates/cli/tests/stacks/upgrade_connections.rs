@@ -2,10 +2,10 @@
 
 use crate::fixture::{Fixture, GINNEL, RunningProgram, skipped, wait_until};
 use crate::restart::{shard_process, supervisor_of};
+use crate::restart_devices::{over_af_xdp, over_tap};
 use ginnel::STATE_VERSION;
 use ginnel::broker::{ConnectionPolicy, PROTOCOL_VERSION, Upgraded, upgrade};
-use ginnel_testkit::interop::{Namespace, VethEnd, unavailable};
-use ginnel_testkit::skip;
+use ginnel_testkit::interop::Namespace;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -187,32 +187,16 @@ fn connections_of_the_kernel_pass_on(name: &str, options: &[&str], host: &Namesp
 
 #[test]
 fn connections_over_tap_pass_on() {
-    let test = "connections_over_tap_pass_on";
-    if let Some(reason) = unavailable() {
-        return skip(test, &reason);
-    }
-    if skipped(test) {
-        return;
-    }
-    let namespace = Namespace::new().unwrap();
-    let options = ["--device", "tap:web0", "--kernel-address", "10.9.0.1/24"];
-    connections_of_the_kernel_pass_on("keep-tap", &options, &namespace, &namespace);
+    over_tap("connections_over_tap_pass_on", |options, host, clients| {
+        connections_of_the_kernel_pass_on("keep-tap", options, host, clients);
+    });
 }
 
 #[test]
 fn connections_over_af_xdp_pass_on() {
-    let test = "connections_over_af_xdp_pass_on";
-    if let Some(reason) = unavailable() {
-        return skip(test, &reason);
-    }
-    if skipped(test) {
-        return;
-    }
-    let (host, clients) = (Namespace::new().unwrap(), Namespace::new().unwrap());
-    let veth = |name| VethEnd { name, queues: 1 };
-    host.connect_queues(veth("web0"), &clients, veth("web1"), 1500).unwrap();
-    clients.ip("addr add 10.9.0.1/24 dev web1").unwrap();
-    connections_of_the_kernel_pass_on("keep-xdp", &["--device", "af_xdp:web0"], &host, &clients);
+    over_af_xdp("connections_over_af_xdp_pass_on", |options, host, clients| {
+        connections_of_the_kernel_pass_on("keep-xdp", options, host, clients);
+    });
 }
 
 /// Sends over an old connection and a new one each time that the test creates one of the files `1` to `4`.

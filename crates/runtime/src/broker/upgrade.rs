@@ -16,13 +16,13 @@ const REQUEST_ID: u32 = 1;
 /// Says what happens to the connections of a stack when its shards are upgraded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConnectionPolicy {
-    /// They are kept if both versions of the shards can do that, and otherwise reset. If the new version
-    /// fails to continue with them, the former version does.
+    /// Connections are kept if both versions of the shards can do that, and otherwise reset. If the new
+    /// version cannot take them over, the former version continues with them.
     #[default]
     KeepIfPossible,
     /// The shards are upgraded only if the connections can be kept.
     Keep,
-    /// They are reset.
+    /// Connections are reset.
     Reset,
 }
 

@@ -705,7 +705,7 @@ impl RtxQueue {
     /// Checks a queue that was read from an image.
     ///
     /// # Errors
-    /// It has a gap, or a counter is wrong.
+    /// The queue has a gap, or a counter is wrong.
     pub fn check_image(&self) -> Result<(), &'static str> {
         let mut sums = [0u32; 4];
         let pairs = self.queue.iter().zip(self.queue.iter().skip(1));

@@ -6,10 +6,10 @@ mod listeners;
 
 use super::*;
 use crate::channel::simulation::SimulatedDomain;
-use crate::fixture::{CLIENT_ADDRESS, SERVER_ADDRESS, config, host};
+use crate::fixture::{CLIENT_ADDRESS, SERVER_ADDRESS, config, host, pass_frames};
 use crate::saved_shard::SavedShard;
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_stack::device::{Device, RxBurst, TxMeta};
+use ginnel_stack::device::Device;
 use std::sync::MutexGuard;
 
 /// A shard at 10.0.0.1 and a peer at 10.0.0.2. Frames pass between two links, so that the shard can get
@@ -30,20 +30,6 @@ fn build_server(channel: &ChannelConfig, now: Instant) -> (Shard<ChannelServer>,
     config.tcp.send_buffer_first_bytes = config.tcp.send_buffer_bytes;
     let server = Shard::builder(config).handler(ChannelServer::for_processes(channel).unwrap());
     (server.device("cable", device).seed([1; 32]).now(now).build().unwrap(), far)
-}
-
-/// Passes frames on. Returns how many there were.
-fn pass(from: &mut Device, to: &mut Device, now: Instant) -> usize {
-    let mut burst = RxBurst::new();
-    from.rx.rx_burst(now, &mut burst);
-    for frame in &burst {
-        if let Some(out) = to.tx.reserve(frame.bytes.len()) {
-            out.copy_from_slice(frame.bytes);
-            to.tx.commit(frame.bytes.len(), TxMeta::NONE);
-        }
-    }
-    to.tx.flush(now);
-    burst.len()
 }
 
 impl SavedFixture {
@@ -72,9 +58,9 @@ impl SavedFixture {
         while self.now < end {
             let server = self.server().poll_once(self.now).unwrap();
             let [near, far] = &mut self.wire;
-            let passed = pass(near, far, self.now);
+            let passed = pass_frames(near, far, self.now);
             let mut peer = self.peer.poll_once(self.now).unwrap();
-            peer.work += passed + pass(far, near, self.now);
+            peer.work += passed + pass_frames(far, near, self.now);
             self.now = next_turn(self.now, [server, peer]).unwrap_or(end).min(end);
         }
     }

@@ -7,14 +7,14 @@ use crate::channel::simulation::SimulatedDomain;
 use crate::channel::tests::{Peer, accepted, small_config};
 use crate::channel::{ChannelServer, Client, ClientEvent};
 use crate::config::Config;
-use crate::fixture::{START, config, next_turn};
+use crate::fixture::{START, config, next_turn, pass_frames};
 use crate::shard::Shard;
 use crate::shard_saver::ShardSaver;
 use crate::shards::Shards;
 use crate::stop::StopFlag;
 use core::time::Duration;
 use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue, pair};
-use ginnel_stack::device::{Device, RxBurst, TxMeta};
+use ginnel_stack::device::Device;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions};
@@ -64,19 +64,6 @@ fn build(
     (opened.build(|_| ChannelServer::for_processes(&channel)).unwrap(), far)
 }
 
-fn pass(from: &mut Device, to: &mut Device, now: Instant) -> usize {
-    let mut burst = RxBurst::new();
-    from.rx.rx_burst(now, &mut burst);
-    for frame in &burst {
-        if let Some(out) = to.tx.reserve(frame.bytes.len()) {
-            out.copy_from_slice(frame.bytes);
-            to.tx.commit(frame.bytes.len(), TxMeta::NONE);
-        }
-    }
-    to.tx.flush(now);
-    burst.len()
-}
-
 /// Saves shards that are driven by the caller.
 fn save_all(servers: &[Server], now: Instant) -> Vec<SavedShard> {
     let mut servers: Vec<_> = servers.iter().map(|server| server.lock().unwrap()).collect();
@@ -113,9 +100,9 @@ impl TwoShards {
             let turns = self.servers.iter().map(|server| server.lock().unwrap().poll_once(now).unwrap());
             let mut turns: Vec<_> = turns.collect();
             let [near, far] = &mut self.wire;
-            let passed = pass(near, far, now);
+            let passed = pass_frames(near, far, now);
             let mut peer = self.peer.poll_once(now).unwrap();
-            peer.work += passed + pass(far, near, now);
+            peer.work += passed + pass_frames(far, near, now);
             turns.push(peer);
             self.now = next_turn(now, turns).unwrap_or(end).min(end);
         }

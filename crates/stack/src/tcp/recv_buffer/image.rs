@@ -19,7 +19,7 @@ impl RecvBuffer {
     /// Claims the chunks of the buffer, and checks that its lists agree.
     ///
     /// # Errors
-    /// They do not.
+    /// The lists disagree, or a chunk is not in the image.
     pub(crate) fn check(&self, chunks: &mut UnclaimedChunks) -> Result<(), &'static str> {
         let Self { base, origin, contiguous_end, read_end, .. } = *self;
         let is_ordered = [origin, base, read_end, contiguous_end, POSITION_MAX].is_sorted();

@@ -11,7 +11,7 @@ impl SendBuffer {
     /// Claims the chunks and counts the slices of the buffer, and checks that its lists agree.
     ///
     /// # Errors
-    /// They do not.
+    /// The lists disagree, or a chunk is not in the image.
     pub(crate) fn check(
         &self,
         chunks: &mut UnclaimedChunks,
