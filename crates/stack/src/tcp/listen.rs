@@ -97,6 +97,33 @@ pub(crate) struct ListenEntry {
 }
 
 impl ListenEntry {
+    /// Creates the entry of a listener without connections.
+    fn new(
+        addr: SocketAddr,
+        options: ListenOptions,
+        (id, profile): (ProfileId, &Profile),
+        generation: u32,
+    ) -> Self {
+        Self {
+            addr,
+            accepts: LocalMatch::new(addr.ip(), options.v6_only),
+            options,
+            profile: id,
+            flags: initial_flags(&options.socket, profile),
+            is_guarded: is_guarded(profile),
+            has_group_program: false,
+            generation,
+            open: true,
+            accepts_at_once: options.socket.defer_accept == 0,
+            half_open: 0,
+            half_open_loopback: 0,
+            queue: ClassedQueue::default(),
+            accepted_undelivered: 0,
+            best_effort_max: options.backlog.into(),
+            fastopen: FastOpenQueue::default(),
+        }
+    }
+
     fn is_wildcard(&self) -> bool {
         self.addr.ip().is_unspecified()
     }
@@ -195,24 +222,7 @@ impl ListenTable {
         if self.by_port.len() >= self.max {
             return Err(ListenError::TooMany);
         }
-        let entry = |generation| ListenEntry {
-            addr,
-            accepts: LocalMatch::new(addr.ip(), options.v6_only),
-            options,
-            profile: id,
-            flags: initial_flags(&options.socket, profile),
-            is_guarded: is_guarded(profile),
-            has_group_program: false,
-            generation,
-            open: true,
-            accepts_at_once: options.socket.defer_accept == 0,
-            half_open: 0,
-            half_open_loopback: 0,
-            queue: ClassedQueue::default(),
-            accepted_undelivered: 0,
-            best_effort_max: options.backlog.into(),
-            fastopen: FastOpenQueue::default(),
-        };
+        let entry = |generation| ListenEntry::new(addr, options, (id, profile), generation);
         let index = match self.free.pop() {
             Some(index) => {
                 let generation = self.entries[index as usize].generation.wrapping_add(1);

@@ -1,6 +1,6 @@
 //! The listeners in an image of a stack, with their accept queues and groups.
 
-use super::{ListenEntry, ListenTable, LocalMatch, initial_flags, is_guarded};
+use super::{ListenEntry, ListenTable};
 use crate::options::ListenOptions;
 use crate::priority::ClassedQueue;
 use crate::reuseport::image::GroupImage;
@@ -112,23 +112,16 @@ impl ListenTable {
             let profile = profiles.get(id);
             let count = counts.get(index as usize).copied().unwrap_or_default();
             let UnacceptedCount { half_open, half_open_loopback, queued } = count;
+            let new = ListenEntry::new(addr, options, (id, profile), image.generation);
             let mut entry = ListenEntry {
-                addr,
-                accepts: LocalMatch::new(addr.ip(), options.v6_only),
-                options,
-                profile: id,
-                flags: initial_flags(&options.socket, profile),
-                is_guarded: is_guarded(profile),
-                has_group_program: false,
-                generation: image.generation,
                 open: image.open,
-                accepts_at_once: image.open && options.socket.defer_accept == 0,
+                accepts_at_once: image.open && new.accepts_at_once,
                 half_open,
                 half_open_loopback,
                 queue,
                 accepted_undelivered,
-                best_effort_max: 0,
                 fastopen,
+                ..new
             };
             if entry.queue.len() != queued as usize || !entry.queue.iter().all(|idx| is_queued(index, *idx)) {
                 return Err("an accept queue contradicts its connections".into());
