@@ -1,4 +1,5 @@
-//! The saved state of a shard, with which another process continues (docs/adr/0021-restart-of-the-shards.md).
+//! The saved state of a shard, with which another process continues
+//! (docs/adr/0026-connections-at-an-upgrade.md).
 //!
 //! ```text
 //!   sections     length (8 bytes, little-endian) and bytes of each: runtime, application, engine
