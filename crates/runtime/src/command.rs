@@ -5,6 +5,7 @@ use crate::wait::EventFd;
 use core::any::Any;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
@@ -71,8 +72,8 @@ impl Commander {
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     queue: Receiver<Command>,
-    /// A command that [`before_sleep`](Self::before_sleep) has found.
-    next: Option<Command>,
+    /// Commands that were taken out of the queue and wait for [`take`](Self::take).
+    received: VecDeque<Command>,
     doorbell: Arc<Doorbell>,
     ended: Arc<AtomicBool>,
 }
@@ -83,20 +84,31 @@ pub(crate) fn mailbox(capacity: usize) -> std::io::Result<(Commander, Mailbox)> 
     let doorbell = Arc::new(Doorbell::new()?);
     let ended = Arc::new(AtomicBool::new(false));
     let commander = Commander { queue: sender, doorbell: Arc::clone(&doorbell), ended: Arc::clone(&ended) };
-    Ok((commander, Mailbox { queue: receiver, next: None, doorbell, ended }))
+    Ok((commander, Mailbox { queue: receiver, received: VecDeque::new(), doorbell, ended }))
 }
 
 impl Mailbox {
+    /// Receives the commands that wait now, until `commands_max` are to be [taken](Self::take). Those that
+    /// arrive later wait for the next call.
+    pub(crate) fn receive(&mut self, commands_max: usize) {
+        while self.received.len() < commands_max
+            && let Ok(command) = self.queue.try_recv()
+        {
+            self.received.push_back(command);
+        }
+    }
+
+    /// Returns the next received command.
     pub(crate) fn take(&mut self) -> Option<Command> {
-        self.next.take().or_else(|| self.queue.try_recv().ok())
+        self.received.pop_front()
     }
 
     /// Arms the doorbell for new commands. Returns false if a command is waiting: the shard must not sleep
     /// then.
     pub(crate) fn before_sleep(&mut self) -> bool {
         self.doorbell.before_sleep();
-        self.next = self.take();
-        self.next.is_none()
+        self.receive(1);
+        self.received.is_empty()
     }
 
     /// Disarms the doorbell.
@@ -126,9 +138,25 @@ mod tests {
         commander.send(Box::new(2u8)).unwrap();
         let Err(CommandError::Full(back)) = commander.send(Box::new(3u8)) else { panic!("not full") };
         assert_eq!(back.downcast_ref::<u8>(), Some(&3));
+        mailbox.receive(3);
         let taken: Vec<u8> =
             core::iter::from_fn(|| mailbox.take()).filter_map(|c| c.downcast_ref().copied()).collect();
         assert_eq!(taken, [1, 2]);
+    }
+
+    #[test]
+    fn commands_that_arrive_later_wait() {
+        let (commander, mut mailbox) = mailbox(3).unwrap();
+        for number in 1u8..=3 {
+            commander.send(Box::new(number)).unwrap();
+        }
+        mailbox.receive(2);
+        commander.send(Box::new(4u8)).unwrap();
+        assert_eq!(core::iter::from_fn(|| mailbox.take()).count(), 2);
+        assert!(!mailbox.before_sleep());
+        mailbox.after_sleep(false);
+        mailbox.receive(9);
+        assert_eq!(core::iter::from_fn(|| mailbox.take()).count(), 2);
     }
 
     #[test]
@@ -164,6 +192,7 @@ mod tests {
         });
         let mut expected = 0u32;
         while expected < 20_000 {
+            mailbox.receive(1);
             while let Some(command) = mailbox.take() {
                 assert_eq!(command.downcast_ref(), Some(&expected));
                 expected += 1;

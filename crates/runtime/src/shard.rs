@@ -503,14 +503,8 @@ impl<H: Handler> Shard<H> {
         } else if let Some(inbox) = cross_shard_inbox {
             work += inbox.visit(|queue| cross_shard_rx::receive(core, handler, dispatch, queue));
         }
-        let mut replies = Vec::new();
-        for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
-            work += 1;
-            core.stats.commands += 1;
-            if let Some(command) = answer_inspection(command, ports, core, handler, &mut replies) {
-                handler.command(&mut Context::new(core), command);
-            }
-        }
+        let (executed, replies) = execute_commands(mailbox, COMMANDS_PER_TURN_MAX, ports, core, handler);
+        work += executed;
         for _ in 0..TIMERS_PER_TURN_MAX {
             let Some(token) = core.timers.pop(now) else { break };
             work += 1;
@@ -700,8 +694,32 @@ impl<H: Handler> Shard<H> {
     }
 }
 
+/// Executes the commands that wait in the mailbox now, `commands_max` at most. Returns how many, and replies to
+/// send once the turn has transmitted.
+///
+/// Commands that arrive meanwhile wait for the next turn: a sender that waits for each reply sees a turn pass
+/// with each command, and does not prolong this one.
+pub(crate) fn execute_commands<H: Handler>(
+    mailbox: &mut Mailbox,
+    commands_max: usize,
+    ports: &mut [RxPort],
+    core: &mut ShardCore,
+    handler: &mut H,
+) -> (usize, Vec<inspect::DestroyReply>) {
+    let (mut executed, mut replies) = (0, Vec::new());
+    mailbox.receive(commands_max);
+    while let Some(command) = mailbox.take() {
+        executed += 1;
+        core.stats.commands += 1;
+        if let Some(command) = answer_inspection(command, ports, core, handler, &mut replies) {
+            handler.command(&mut Context::new(core), command);
+        }
+    }
+    (executed, replies)
+}
+
 /// Answers a request to inspect or change the stack. Returns any other command, which is the application's.
-pub(crate) fn answer_inspection<H: Handler>(
+fn answer_inspection<H: Handler>(
     command: Box<dyn Any + Send>,
     ports: &mut [RxPort],
     core: &mut ShardCore,

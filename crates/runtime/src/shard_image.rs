@@ -19,7 +19,7 @@ use crate::inspect::DestroyReply;
 use crate::kernel_fds::KernelFds;
 use crate::saved_shard::{DescriptorTable, SavedShard, SectionReader, SectionWriter, decode, encode_to};
 use crate::saved_shard::{STATE_VERSION, descriptor_table};
-use crate::shard::{Shard, answer_inspection};
+use crate::shard::{Shard, execute_commands};
 use crate::shard_router::SavedRouter;
 use crate::stats::ShardStats;
 use ginnel_stack::handle::Conn;
@@ -182,14 +182,7 @@ impl<H: Handler> Shard<H> {
         if let Some(stack) = core.stack.local_mut() {
             stack.set_now(now);
         }
-        let (mut work, mut replies) = (0, Vec::new());
-        while let Some(command) = mailbox.take() {
-            work += 1;
-            core.stats.commands += 1;
-            if let Some(command) = answer_inspection(command, ports, core, handler, &mut replies) {
-                handler.command(&mut Context::new(core), command);
-            }
-        }
+        let (mut work, replies) = execute_commands(mailbox, usize::MAX, ports, core, handler);
         if core.router.as_ref().is_some_and(|router| router.is_stale()) {
             core.with_router(|router, stack, stats| router.sync_registry(stack, stats));
             work += 1;
