@@ -99,7 +99,7 @@ impl SaveSession {
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_waiting);
         let (mut progress, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let states = core::mem::take(&mut progress.states);
-        // The first reason, not that of shards which were let go because of it.
+        // There is one reason at most: shards that go on because of it deliver none.
         if let Some((index, reason)) = states
             .iter()
             .enumerate()
@@ -150,9 +150,12 @@ impl SaveRequest {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Delivers the state, unless there is one.
+    /// Delivers the state, unless there is one, or the shards go on already.
     fn put(&self, state: Result<SavedShard, String>) {
         let progress = &mut *self.session.lock();
+        if progress.is_over {
+            return;
+        }
         if let Some(slot @ None) = progress.states.get_mut(self.index) {
             progress.is_over |= state.is_err();
             *slot = Some(state);
