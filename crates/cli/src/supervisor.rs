@@ -191,7 +191,7 @@ impl ShardProcess {
         *lock(&self.end) = Some(cause);
     }
 
-    /// Starts the next child after the death of this one, as far as `action` says so.
+    /// Starts the next child after the death of this one, unless `action` ends the programs.
     fn restart(&self, action: OnStackDeath, history: &mut History) -> AfterDeath {
         // The programs are not ended because of an upgrade that fails.
         let mut has_upgraded = false;

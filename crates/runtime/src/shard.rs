@@ -126,9 +126,10 @@ pub struct Shard<H> {
     /// Present if `[priority]` is in use.
     pub(crate) priorities: Option<Box<Priorities>>,
     /// How frames are distributed among several shards. Another shard continues with the state of this one
-    /// only if this is the same.
+    /// only if its distribution is equal.
     pub(crate) distribution: Box<str>,
-    /// Devices and links in their order. The same holds for it.
+    /// Devices and links in their order. Another shard continues with the state of this one only if its
+    /// devices and links are equal.
     pub(crate) interfaces: Box<str>,
 }
 

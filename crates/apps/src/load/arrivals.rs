@@ -1,6 +1,6 @@
-//! Due times of requests in an open loop. The plan fixes them and not the server. So a server that stalls
-//! cannot make the generator omit requests (coordinated omission): they are sent late, and their latency
-//! counts from their due time.
+//! Due times of requests in an open loop. The plan fixes them, independent of the server. So a server that
+//! stalls cannot make the generator omit requests (coordinated omission): they are sent late, and their
+//! latency counts from their due time.
 
 use ginnel::Instant;
 use ginnel::Random;

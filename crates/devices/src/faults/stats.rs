@@ -20,7 +20,7 @@ pub struct LinkCounters {
     pub corrupted: AtomicU64,
     /// Frames dropped because the queue in front of the link was full.
     pub queue_full: AtomicU64,
-    /// Frames dropped because they would exceed `memory`.
+    /// Frames dropped because the frames in the link would exceed the limit `memory` of its specification.
     pub out_of_memory: AtomicU64,
     /// Frames whose super-frame or checksum metadata contradicted them.
     pub malformed: AtomicU64,

@@ -11,8 +11,8 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// Descriptors of a message that are received; the kernel drops any more. Above the one that the protocol
-/// allows, so that a violation is detected.
+/// Largest number of descriptors that are received with a message; the kernel drops further ones. More than
+/// the one that the protocol allows, so that a violation is detected.
 const DESCRIPTORS_MAX: usize = 3;
 
 /// One end of a connected socket.

@@ -128,7 +128,7 @@ impl Ops {
         reserved
     }
 
-    /// Binds a socket without a port to a port that is free on the stack, and its kernel socket to the same.
+    /// Binds a socket without a port, and its kernel socket, to a port that is free on the stack.
     ///
     /// # Errors
     /// `EADDRINUSE` if no port is free on both.

@@ -2,8 +2,8 @@
 //!
 //! The image has what is in use. Tables that are reserved are made from the configuration, and what follows
 //! from connections is computed again: the flow table, the use of ports, the pool of IPv6 addresses and
-//! counters. Indices that the image contains are checked here as far as nobody checks them later: none is out
-//! of range. Lists of connections that wait may name some that are closed, which whoever visits them passes.
+//! counters. An index of the image that no later code checks is checked here: it must not be out of range. A
+//! list of connections that wait may contain closed ones, which are skipped when the list is processed.
 
 use super::active::SlowPathFlags;
 use super::conn::image::{ConnImage, SlotImage, SlotsRef};
@@ -187,8 +187,8 @@ impl Tcp {
     /// used.
     ///
     /// # Errors
-    /// The configuration has too little room, the owner makes a filter or a source not again, or the image is
-    /// malformed.
+    /// The configuration has too little room, the owner does not make a filter or a source again, or the
+    /// image is malformed.
     pub fn restore(&mut self, image: TcpImage, owner: &mut dyn Restorer) -> Result<(), String> {
         if self.conns.high_water() > 0 || self.listeners.slots() > 0 || !self.sources.is_empty() {
             return Err("a stack that has sockets cannot take over others".into());

@@ -39,11 +39,11 @@ const TIMER_DEFERRAL: Duration = Duration::from_millis(8);
 /// 39 hours apart.
 const TIMER_MAX: Duration = Duration::from_secs(36 * 3600);
 
-/// Connections whose timers are deferred at most; the timers of further connections are put into the wheel at
-/// once.
+/// Largest number of connections whose timers are deferred. The timers of further connections are put into
+/// the wheel at once.
 const DEFERRED_MAX: usize = 1 << 15;
 
-/// Connections that are listed until they release their active state, at most; the timers of further
+/// Largest number of connections that are listed until they release their active state. The timers of further
 /// connections are put into the wheel.
 const RELEASES_MAX: usize = 1 << 18;
 

@@ -19,7 +19,7 @@ pub struct MessageCounters {
     pub sent: KindCounts,
     /// Answers, by the kind of their messages.
     pub answered: KindCounts,
-    /// Of these, answers with an error of the server's.
+    /// Answers that report an error of the server; `answered` includes them.
     pub answered_error: u64,
     /// Answers on connections that waited for answers to urgent and to ordinary requests. They are counted
     /// for the older request, which may be the wrong one.

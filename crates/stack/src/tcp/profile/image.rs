@@ -1,5 +1,5 @@
 //! The profiles and filters of a shard in an image of a stack. In the image the profiles in use are numbered
-//! without gaps, after those that follow from the configuration; so are the filters.
+//! without gaps, after those that follow from the configuration. The filters are numbered without gaps, too.
 
 use super::{FilterId, Profile, ProfileId, ProfileTable, USUAL};
 use crate::socket_filter::SocketFilter;
@@ -24,7 +24,7 @@ impl ProfileNumbers {
     }
 }
 
-/// The profiles of an image by their numbers. While it is restored, it uses each of them.
+/// The profiles of an image by their numbers. Each counts as used until the image is restored.
 pub(crate) struct RestoredProfiles(Vec<ProfileId>);
 
 impl RestoredProfiles {
