@@ -129,6 +129,16 @@ impl Delivery {
         self.original_end = Some(self.original_end.map_or(end, |e| e.min(end)));
     }
 
+    /// Notes what a cumulative acknowledgement covers: segments that were acknowledged selectively before
+    /// are not delivered again.
+    fn note_acked(&mut self, sent: &RtxEntry, fack: SeqNumber) {
+        self.has_retrans_acked |= sent.has(EVER_RETRANS);
+        if !sent.has(SACKED) {
+            self.count_delivered(sent, fack);
+            self.last_in_sequence = Some(DeliveredSegment::from(sent));
+        }
+    }
+
     fn count_delivered(&mut self, sent: &RtxEntry, fack: SeqNumber) {
         self.delivered += u32::from(sent.segments);
         let retransmitted = sent.has(EVER_RETRANS);
@@ -314,36 +324,30 @@ impl RtxQueue {
         while let Some(front) = self.queue.front().copied() {
             if front.end_seq.gt(una) {
                 if una.gt(front.seq) {
-                    self.trim_front(una, mss, out);
+                    self.trim_front(una, mss, fack, out);
                 }
                 break;
             }
             self.queue.pop_front();
             self.uncount(&front, sack);
-            out.has_retrans_acked |= front.has(EVER_RETRANS);
-            if !front.has(SACKED) {
-                out.count_delivered(&front, fack);
-                out.last_in_sequence = Some(DeliveredSegment::from(&front));
-            }
+            out.note_acked(&front, fack);
         }
         out.reord_kinds = out.reord.is_some().into();
     }
 
     /// Removes the acknowledged segments of the first entry, inside of which `una` lies.
-    fn trim_front(&mut self, una: SeqNumber, mss: u32, out: &mut Delivery) {
+    fn trim_front(&mut self, una: SeqNumber, mss: u32, fack: SeqNumber, out: &mut Delivery) {
         let front = &mut self.queue[0];
+        let mut acked_part = RtxEntry { end_seq: una, ..*front };
         front.seq = una;
         let left = u16::try_from(front.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX).min(front.segments);
-        let acked = u32::from(front.segments - left);
-        let flags = front.sacked_flags;
+        acked_part.segments = front.segments - left;
         front.segments = left;
-        out.delivered += acked;
-        if acked > 0 && flags & (EVER_RETRANS | SACKED) == 0 {
-            let at = front.xmit_ts;
-            out.first_ackt = Some(out.first_ackt.map_or(at, |t| t.min(at)));
-            out.last_ackt = Some(out.last_ackt.map_or(at, |t| t.max(at)));
-            out.note_original(una);
+        if acked_part.segments == 0 {
+            return;
         }
+        out.note_acked(&acked_part, fack);
+        let (acked, flags) = (u32::from(acked_part.segments), acked_part.sacked_flags);
         self.packets_out -= acked;
         if flags & SACKED != 0 {
             self.sacked_out -= acked;
@@ -770,6 +774,32 @@ mod tests {
         assert_eq!((q.packets_out, d.delivered), (2, 1));
         assert_eq!(q.front().unwrap().seq, seq(1500));
         q.check();
+    }
+
+    #[test]
+    fn acknowledged_part_of_a_super_frame_counts_as_a_whole_one() {
+        let of = |act: fn(&mut RtxQueue)| {
+            let mut q = RtxQueue::default();
+            q.push(seq(0), seq(10_000), at(3), 10, EndKind::Push);
+            act(&mut q);
+            let mut d = Delivery::default();
+            q.clean_acked(seq(3500), 1000, true, seq(0), &mut d);
+            q.check();
+            assert_eq!((q.packets_out, q.front().unwrap().seq), (7, seq(3500)));
+            let sent = d.most_recent.map(|segment| segment.xmit_ts);
+            (d.delivered, d.has_retrans_acked, d.first_ackt, sent)
+        };
+        assert_eq!(of(|_| {}), (3, false, Some(at(3)), Some(at(3))));
+        // Karn's algorithm: no sample of the round-trip time (RFC 6298, section 3).
+        let retransmitted = |q: &mut RtxQueue| {
+            q.mark_all_lost(false);
+            q.on_retransmitted(seq(0), at(50));
+        };
+        assert_eq!(of(retransmitted), (3, true, None, Some(at(50))));
+        let sacked = |q: &mut RtxQueue| {
+            q.mark_sacked(&[(seq(0), seq(10_000))], 1000, seq(0), &mut Delivery::default());
+        };
+        assert_eq!(of(sacked), (0, false, None, None));
     }
 
     #[test]
