@@ -147,6 +147,7 @@ impl Ops {
             // The kernel socket has another port, or was refused one.
             let result = self
                 .open_kernel_socket(state, fd, file)
+                .map(|()| kernel_socket::repeat_sharing(fd, sharing))
                 .and_then(|()| kernel_socket::set_nonblocking(fd))
                 .and_then(|()| syscall::bind(fd, with_port.bytes()));
             if result.is_ok() {
