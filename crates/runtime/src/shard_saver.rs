@@ -169,3 +169,20 @@ impl Drop for SaveRequest {
         self.put(Err("its application cannot be saved".into()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reason_is_reported() {
+        let session = SaveSession::new(2);
+        let [first, second] = [0, 1].map(|index| SaveRequest { session: Arc::clone(&session), index });
+        second.put(Err("frames wait".into()));
+        assert_eq!(first.meet(0), None);
+        // This is what a shard does that goes on: its request is dropped.
+        drop(first);
+        let reason = session.wait_for_states(Duration::ZERO).map(|_| ()).unwrap_err();
+        assert_eq!(reason, "shard 1: frames wait");
+    }
+}
