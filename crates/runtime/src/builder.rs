@@ -375,6 +375,8 @@ impl<H: Handler> ShardBuilder<H> {
             started: None,
             last_published: now,
             idle_since: None,
+            counts_before: ShardStats::default(),
+            is_pinned: false,
             co_shard: self.parts.co_shard,
             barrier: None,
             publisher: None,

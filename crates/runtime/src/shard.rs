@@ -111,6 +111,8 @@ pub struct Shard<H> {
     pub(crate) last_published: Instant,
     /// Start of the last turn, if that turn found nothing to do.
     pub(crate) idle_since: Option<Instant>,
+    /// Counters of the former shard whose state this one continues, for those that their owners count anew.
+    pub(crate) counts_before: ShardStats,
     /// The shard that has the devices, if the application has a shard of its own.
     pub(crate) co_shard: Option<CoShard>,
     /// Present if this is one of several shards on threads, which end together.
@@ -119,6 +121,8 @@ pub struct Shard<H> {
     pub(crate) publisher: Option<Publisher>,
     /// CPU, scheduling and polling time of the thread.
     pub(crate) affinity: Affinity,
+    /// Whether a thread runs the shard part by part ([`run_until`](Self::run_until)) on its CPU.
+    pub(crate) is_pinned: bool,
     /// The descriptors that the shard sleeps on.
     pub(crate) watch: WaitSet,
     /// Decides when the shard yields its CPU instead of sleeping.
@@ -347,7 +351,8 @@ impl<H: Handler> Shard<H> {
         mut is_done: impl FnMut(&mut H) -> bool,
     ) -> Result<(), Error> {
         let Affinity { key, cpu, .. } = self.affinity;
-        if self.core.stats.turns == 0 {
+        if !self.is_pinned {
+            self.is_pinned = true;
             self.mailbox.set_running(true);
             if let Some(cpu) = cpu {
                 pin::pin(key, cpu)?;
@@ -675,11 +680,21 @@ impl<H: Handler> Shard<H> {
 
     fn publish(&mut self, now: Instant) {
         self.last_published = now;
+        self.collect_counters();
+        self.stats.publish(&self.core.stats);
+    }
+
+    /// Copies the counters that others count to those of the shard.
+    pub(crate) fn collect_counters(&mut self) {
         let ShardCore { stack, stats, timers, priority_counters, router, .. } = &mut *self.core;
-        stats.timers_refused = timers.refused;
-        stats.relays_refused = router.as_ref().map_or(0, |router| router.relays_refused());
+        let before = &self.counts_before;
+        stats.timers_refused = before.timers_refused + timers.refused;
+        stats.relays_refused =
+            before.relays_refused + router.as_ref().map_or(0, |router| router.relays_refused());
         if let Some(counters) = priority_counters {
             counters.report(stats);
+            stats.priorities_invalid += before.priorities_invalid;
+            stats.priority_flows_replaced += before.priority_flows_replaced;
         }
         let udp_shed = stack.local_mut().and_then(Stack::take_udp_shed);
         let relays_shed = router.as_ref().and_then(|router| router.take_relays_shed());
@@ -689,9 +704,10 @@ impl<H: Handler> Shard<H> {
             }
         }
         if let Some(steering) = stack.local().and_then(|stack| stack.network().steering()) {
-            (stats.steering_chosen, stats.steering_invalid) = steering.policy_counts();
+            let (chosen, invalid) = steering.policy_counts();
+            stats.steering_chosen = before.steering_chosen + chosen;
+            stats.steering_invalid = before.steering_invalid + invalid;
         }
-        self.stats.publish(stats);
     }
 }
 

@@ -68,6 +68,7 @@ impl<H: Handler> Shard<H> {
         if has_frames {
             return Err("frames wait in its queues".into());
         }
+        self.collect_counters();
         let Self { core, handler, dispatch, co_shard, distribution, interfaces, .. } = self;
         if core.stack.local().is_none() || co_shard.is_some() {
             return Err("its application has a thread of its own (shard.placement, shard.workers)".into());
@@ -155,7 +156,7 @@ impl<H: Handler> Shard<H> {
 
     /// Restores everything but the application, which has been restored.
     fn restore_runtime(&mut self, runtime: SavedRuntime, engine: &[u8]) -> Result<(), String> {
-        let Self { core, handler, dispatch, started, .. } = self;
+        let Self { core, handler, dispatch, started, counts_before, .. } = self;
         core.now = core.now.max(runtime.now);
         let ShardCore { stack: Engine::Local(stack), now, stats, resume_reading, router, .. } = &mut **core
         else {
@@ -164,6 +165,7 @@ impl<H: Handler> Shard<H> {
         stack.set_now(*now);
         restore_engine(stack, engine, &mut |saved: &[u8]| handler.restore_filter(saved))?;
         *stats = runtime.stats;
+        *counts_before = runtime.stats;
         *resume_reading = runtime.resume_reading;
         dispatch.restore_pending_fins(runtime.pending_fins);
         if let (Some(router), Some(saved)) = (router, runtime.router) {

@@ -12,6 +12,9 @@ use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::Device;
 use std::sync::MutexGuard;
 
+/// Limit of the timers of each shard.
+const TIMERS_MAX: u32 = 1000;
+
 /// A shard at 10.0.0.1 and a peer at 10.0.0.2. Frames pass between two links, so that the shard can get
 /// another device.
 struct SavedFixture {
@@ -28,6 +31,7 @@ fn build_server(channel: &ChannelConfig, now: Instant) -> (Shard<ChannelServer>,
     let (device, far) = pair(MemoryConfig::default().without_offloads());
     let mut config = config(&[SERVER_ADDRESS]);
     config.tcp.send_buffer_first_bytes = config.tcp.send_buffer_bytes;
+    config.shard.timers_max = TIMERS_MAX;
     let server = Shard::builder(config).handler(ChannelServer::for_processes(channel).unwrap());
     (server.device("cable", device).seed([1; 32]).now(now).build().unwrap(), far)
 }
@@ -394,6 +398,22 @@ fn doorbells_ring_if_the_state_is_older_than_the_rings() {
     }
     drop(client);
     fixture.assert_all_freed();
+}
+
+#[test]
+fn counts_of_refused_timers_continue() {
+    let mut fixture = SavedFixture::new(&small_config(), Peer::default());
+    for replaced in 1..=3 {
+        fixture.server().with(fixture.now, |_, cx| {
+            let hour = Duration::from_secs(3600);
+            let timers: Vec<_> = core::iter::from_fn(|| cx.set_timer(hour, 0)).collect();
+            assert!(timers.len() <= TIMERS_MAX as usize);
+            timers.into_iter().for_each(|timer| assert!(cx.cancel_timer(timer)));
+        });
+        fixture.replace_shard();
+        fixture.run(SECOND);
+        assert_eq!(fixture.server().stats().timers_refused, replaced);
+    }
 }
 
 #[test]
