@@ -711,8 +711,8 @@ impl<H: Handler> Shard<H> {
     }
 }
 
-/// Executes the commands that wait in the mailbox now, `commands_max` at most. Returns how many, and replies to
-/// send once the turn has transmitted.
+/// Executes the commands that wait in the mailbox now, `commands_max` at most. Returns how many, and replies
+/// to send once the turn has transmitted.
 ///
 /// Commands that arrive meanwhile wait for the next turn: a sender that waits for each reply sees a turn pass
 /// with each command, and does not prolong this one.
