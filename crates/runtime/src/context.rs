@@ -838,7 +838,8 @@ impl<'a> Context<'a> {
         self.core.stack.udp_reply(now, socket, to, data)
     }
 
-    /// Sets options of a UDP socket. Options that concern binding have no effect any more.
+    /// Sets the options of a UDP socket. `v6only` keeps the value that it had when the socket was bound;
+    /// `reuse_address` and `reuse_port` concern sockets that are bound later.
     pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         self.core.stack.udp_set_options(socket, options)
     }

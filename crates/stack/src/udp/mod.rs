@@ -327,10 +327,12 @@ impl Udp {
         Ok(self.socket(handle)?.remote)
     }
 
-    /// Sets the options of a socket. Options that concern binding have no effect after it.
+    /// Sets the options of a socket. `v6only` keeps the value that it had when the socket was bound;
+    /// `reuse_address` and `reuse_port` concern sockets that are bound later.
     pub fn set_options(&mut self, handle: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         let has_classes = self.classes.is_some();
         let socket = self.socket(handle)?;
+        let options = UdpOptions { v6only: socket.options.v6only, ..options };
         let before = core::mem::replace(&mut socket.options, options);
         socket.update_slow_path(has_classes);
         if before.recverr_v4 && !options.recverr_v4 || before.recverr_v6 && !options.recverr_v6 {

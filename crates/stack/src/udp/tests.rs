@@ -178,6 +178,9 @@ fn ipv6_wildcard_socket_receives_both_families() {
     assert_eq!(s.send(v6only, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::WrongFamily));
     let v4 = s.bind(ANY_V4, 5001);
     assert_eq!(s.send(v4, Some(at("2001:db8::2", 1)), b"x"), Err(UdpError::WrongFamily));
+    // Options that are set later do not change that.
+    s.udp.set_options(v6only, options()).unwrap();
+    assert_eq!(s.send(v6only, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::WrongFamily));
     s.receive(53, 5001, b"four");
     assert_eq!(s.read(v6only), Err(UdpError::WouldBlock));
     assert_eq!(s.read(v4).unwrap(), b"four");
