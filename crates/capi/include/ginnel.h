@@ -99,14 +99,16 @@ void ginnel_commander_free(struct ginnel_commander *commander);
 
 /* ---- Callbacks ---- */
 
-/* A received datagram. len is its length, also if less was written. The port of to is 0. */
+/* A received datagram. len is its length, also if less was written. The port of to is 0. gso_size is 0, or
+ * with GINNEL_UDP_GRO the bytes of each of the datagrams that were joined; the last one may be shorter. */
 struct ginnel_datagram {
     struct sockaddr_storage from;
     struct sockaddr_storage to;
     size_t len;
     uint8_t tos;
     uint8_t hop_limit;
-    uint8_t reserved[6];
+    uint16_t gso_size;
+    uint8_t reserved[4];
 };
 
 /* The functions of an application; all but data may be NULL. user is what create returned, or arg of
@@ -367,19 +369,79 @@ enum {
     GINNEL_UDP_V6_ONLY = 1 << 1,
     GINNEL_UDP_BROADCAST = 1 << 2,
     GINNEL_UDP_REUSE_ADDRESS = 1 << 3,
+    GINNEL_UDP_GRO = 1 << 4,        /* Datagrams of one sender and length may be received as one: gso_size. */
+    GINNEL_UDP_RECVERR_V4 = 1 << 5, /* Errors over IPv4 are queued: ginnel_udp_recv_error(). */
+    GINNEL_UDP_RECVERR_V6 = 1 << 6, /* Errors over IPv6 are queued. */
+};
+
+/* What happens to datagrams that exceed the path MTU, as IP_MTU_DISCOVER says, but with other numbers. */
+enum ginnel_pmtu_discovery {
+    GINNEL_PMTU_WANT = 0,      /* They are fragmented here, but not by routers. */
+    GINNEL_PMTU_DONT = 1,      /* They are fragmented here or by routers. */
+    GINNEL_PMTU_DO = 2,        /* EMSGSIZE. */
+    GINNEL_PMTU_PROBE = 3,     /* They are sent, up to the MTU of the link; beyond it EMSGSIZE. */
+    GINNEL_PMTU_INTERFACE = 4, /* As GINNEL_PMTU_PROBE, but routers may fragment. */
+    GINNEL_PMTU_OMIT = 5,      /* As GINNEL_PMTU_INTERFACE, but fragmented here beyond the MTU of the link. */
+};
+
+/* Options of a socket. 0 takes the default. */
+struct ginnel_udp_options {
+    uint32_t flags; /* GINNEL_UDP_… */
+    uint32_t recv_buffer_bytes;
+    uint8_t priority; /* 0 to 7 */
+    uint8_t tos;
+    uint8_t hop_limit;
+    uint8_t pmtu_discovery; /* GINNEL_PMTU_… */
+    uint8_t reserved[4];
 };
 
 /* Opens a socket; port 0 lets the stack choose one. */
 int ginnel_udp_bind(const struct sockaddr *local, socklen_t len, uint32_t flags, struct ginnel_udp *out);
 int ginnel_udp_connect(struct ginnel_udp socket, const struct sockaddr *remote, socklen_t len);
+/* Replaces all options of a socket, also those that ginnel_udp_bind() has set. GINNEL_UDP_REUSE_PORT and
+ * GINNEL_UDP_REUSE_ADDRESS concern sockets that are bound later, GINNEL_UDP_V6_ONLY has no effect any more.
+ * EINVAL: out of range. */
+int ginnel_udp_set_options(struct ginnel_udp socket, const struct ginnel_udp_options *options);
 /* Sends a datagram to remote, or NULL for the connected peer, from source, or NULL. An answer has the
  * datagram's to as source, so that it comes from the address that was asked. */
 int ginnel_udp_send(struct ginnel_udp socket, const void *data, size_t data_len,
                     const struct sockaddr *remote, socklen_t remote_len, const struct sockaddr *source,
                     socklen_t source_len);
+/* Sends the datagrams that are concatenated in data: segment_len bytes each, the last of which may be
+ * shorter. A device with segmentation offload gets them in one piece; of another one that becomes full after
+ * the first, the others are lost. EMSGSIZE: they are more than 128, one exceeds the path MTU, or all of them
+ * together exceed the largest datagram. */
+int ginnel_udp_send_segments(struct ginnel_udp socket, const void *data, size_t data_len, size_t segment_len,
+                             const struct sockaddr *remote, socklen_t remote_len,
+                             const struct sockaddr *source, socklen_t source_len);
+/* Returns the bytes of the largest IP packet that reaches the connected peer without fragmentation, as far as
+ * known. EDESTADDRREQ: the socket is not connected. */
+int ginnel_udp_path_mtu(struct ginnel_udp socket);
 /* Receives a datagram, in a loop of the program's own. A pending error is returned first. datagram may be
  * NULL. */
 ssize_t ginnel_udp_recv(struct ginnel_udp socket, void *buffer, size_t len, struct ginnel_datagram *datagram);
+
+/* An entry of the error queue. */
+struct ginnel_udp_error {
+    struct sockaddr_storage destination; /* of the datagram */
+    struct sockaddr_storage offender;    /* sender of the ICMP message; ss_family 0: this stack */
+    size_t len;                          /* known bytes of the datagram, also if fewer were written */
+    int32_t error;                       /* the error number */
+    int32_t next_error;                  /* that of the next entry, if an ICMP message caused it, or 0 */
+    uint32_t info;                       /* EMSGSIZE: bytes of the largest packet that would have fitted */
+    int32_t extensions;                  /* offset of extensions (RFC 4884) in the known bytes; -1: none */
+    uint8_t icmp_type;
+    uint8_t icmp_code;
+    uint8_t has_more;           /* 1: more entries */
+    uint8_t extensions_invalid; /* 1: their checksum is wrong, or they are cut off */
+    uint8_t reserved[4];
+};
+
+/* Takes the oldest entry of the error queue (GINNEL_UDP_RECVERR_V4), and as much of the datagram as is known
+ * and fits into buffer. Returns the number of bytes written. The error is also returned by the next call that
+ * sends or receives, or passed to datagram_error. EAGAIN: no entry. */
+ssize_t ginnel_udp_recv_error(struct ginnel_udp socket, void *buffer, size_t len,
+                              struct ginnel_udp_error *error);
 int ginnel_udp_local(struct ginnel_udp socket, struct sockaddr_storage *address);
 int ginnel_udp_close(struct ginnel_udp socket);
 

@@ -47,10 +47,15 @@ pub unsafe fn read_optional(address: *const sockaddr, len: socklen_t) -> Result<
     unsafe { read(address, len) }.map(Some)
 }
 
+/// Returns a structure of C without an address.
+pub fn none() -> sockaddr_storage {
+    // SAFETY: all bytes may be 0.
+    unsafe { core::mem::zeroed() }
+}
+
 /// Converts an address to a structure of C.
 pub fn storage(address: SocketAddr) -> sockaddr_storage {
-    // SAFETY: all bytes may be 0.
-    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut storage = none();
     match address {
         SocketAddr::V4(v4) => {
             let out = (&raw mut storage).cast::<sockaddr_in>();

@@ -10,10 +10,12 @@ use crate::resources;
 use crate::run::Callbacks;
 use crate::shard_loop::EventList;
 use crate::tcp::CInfo;
-use crate::udp::{self, CDatagram};
+use crate::udp::CDatagram;
+use crate::udp_errors::CUdpError;
+use crate::udp_options::{self, CUdpOptions};
 use core::ffi::c_int;
 use core::time::Duration;
-use ginnel::TcpOption;
+use ginnel::{PmtuDiscovery, TcpOption};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -68,7 +70,18 @@ fn header_structures_have_the_layout_of_the_library() {
         }
         "ginnel_events" = EventList { "events" = events, "max" = max, "count" = count }
         "ginnel_datagram" = CDatagram {
-            "from" = from, "to" = to, "len" = len, "tos" = tos, "hop_limit" = hop_limit, "reserved" = reserved
+            "from" = from, "to" = to, "len" = len, "tos" = tos, "hop_limit" = hop_limit,
+            "gso_size" = gso_size, "reserved" = reserved
+        }
+        "ginnel_udp_options" = CUdpOptions {
+            "flags" = flags, "recv_buffer_bytes" = recv_buffer_bytes, "priority" = priority, "tos" = tos,
+            "hop_limit" = hop_limit, "pmtu_discovery" = pmtu_discovery, "reserved" = reserved
+        }
+        "ginnel_udp_error" = CUdpError {
+            "destination" = destination, "offender" = offender, "len" = len, "error" = error,
+            "next_error" = next_error, "info" = info, "extensions" = extensions, "icmp_type" = icmp_type,
+            "icmp_code" = icmp_code, "has_more" = has_more, "extensions_invalid" = extensions_invalid,
+            "reserved" = reserved
         }
         "ginnel_socket_options" = CSocketOptions {
             "flags" = flags, "backlog" = backlog, "recv_buffer_bytes" = recv_buffer_bytes,
@@ -97,7 +110,7 @@ fn header_structures_have_the_layout_of_the_library() {
 }
 
 /// Bits that the header and this library name, without the options of connections.
-const BITS: [(&str, u32); 27] = [
+const BITS: [(&str, u32); 30] = [
     ("EV_INCOMING", event_queue::INCOMING),
     ("EV_CONNECTED", event_queue::CONNECTED),
     ("EV_READABLE", event_queue::READABLE),
@@ -118,10 +131,13 @@ const BITS: [(&str, u32); 27] = [
     ("KEEPALIVE", options::KEEPALIVE),
     ("ACK_EVENTS", options::ACK_EVENTS),
     ("UNORDERED", options::UNORDERED),
-    ("UDP_REUSE_PORT", udp::REUSE_PORT),
-    ("UDP_V6_ONLY", udp::V6_ONLY),
-    ("UDP_BROADCAST", udp::BROADCAST),
-    ("UDP_REUSE_ADDRESS", udp::REUSE_ADDRESS),
+    ("UDP_REUSE_PORT", udp_options::REUSE_PORT),
+    ("UDP_V6_ONLY", udp_options::V6_ONLY),
+    ("UDP_BROADCAST", udp_options::BROADCAST),
+    ("UDP_REUSE_ADDRESS", udp_options::REUSE_ADDRESS),
+    ("UDP_GRO", udp_options::GRO),
+    ("UDP_RECVERR_V4", udp_options::RECVERR_V4),
+    ("UDP_RECVERR_V6", udp_options::RECVERR_V6),
     ("FD_READ", resources::READ),
     ("FD_WRITE", resources::WRITE),
     ("FD_EDGES", resources::EDGES),
@@ -151,9 +167,20 @@ const OPTIONS: [(&str, TcpOption); 20] = [
     ("OPT_UNORDERED", TcpOption::Unordered(true)),
 ];
 
+/// The modes of path MTU discovery.
+const PMTU_DISCOVERY: [(&str, PmtuDiscovery); 6] = [
+    ("PMTU_WANT", PmtuDiscovery::Want),
+    ("PMTU_DONT", PmtuDiscovery::Dont),
+    ("PMTU_DO", PmtuDiscovery::Do),
+    ("PMTU_PROBE", PmtuDiscovery::Probe),
+    ("PMTU_INTERFACE", PmtuDiscovery::Interface),
+    ("PMTU_OMIT", PmtuDiscovery::Omit),
+];
+
 #[test]
 fn header_constants_have_the_values_of_the_library() {
     let names = BITS.map(|(name, _)| name).into_iter().chain(OPTIONS.map(|(name, _)| name));
+    let names = names.chain(PMTU_DISCOVERY.map(|(name, _)| name));
     let names: Vec<String> = names.map(|name| format!("GINNEL_{name}")).collect();
     let mut values = evaluate_in_c(&names).into_iter();
     for ((name, bit), in_c) in BITS.into_iter().zip(values.by_ref()) {
@@ -162,6 +189,10 @@ fn header_constants_have_the_values_of_the_library() {
     for ((name, option), in_c) in OPTIONS.into_iter().zip(values.by_ref()) {
         assert_eq!(options::option(in_c as c_int, 7).ok(), Some(option), "{name}");
     }
+    for ((name, mode), in_c) in PMTU_DISCOVERY.into_iter().zip(values.by_ref()) {
+        assert_eq!(udp_options::pmtu_discovery(in_c as u8), Some(mode), "{name}");
+    }
+    assert_eq!(udp_options::pmtu_discovery(PMTU_DISCOVERY.len() as u8), None);
     assert_eq!(values.next(), None);
     let unknown = OPTIONS.len() as c_int + 1;
     assert!(options::option(0, 7).is_err() && options::option(unknown, 7).is_err());

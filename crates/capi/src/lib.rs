@@ -25,3 +25,5 @@ mod shard_loop;
 mod sources;
 mod tcp;
 mod udp;
+mod udp_errors;
+mod udp_options;

@@ -38,7 +38,8 @@ pub struct CSocketOptions {
     pub reserved: [u8; 3],
 }
 
-fn nonzero<T: Copy + Default + PartialEq>(value: T) -> Option<T> {
+/// Returns a number, or `None` for 0.
+pub fn nonzero<T: Copy + Default + PartialEq>(value: T) -> Option<T> {
     (value != T::default()).then_some(value)
 }
 

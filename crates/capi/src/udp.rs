@@ -4,22 +4,13 @@
 use crate::current::{check_loop, with_context};
 use crate::failure::{Failure, call, call_bytes};
 use crate::handles::UdpSocketHandle;
+use crate::udp_options::CUdpOptions;
 use crate::{address, memory};
 use core::ffi::{c_int, c_void};
 use core::net::SocketAddr;
-use ginnel::{Datagram, UdpOptions, UdpSendParams};
+use ginnel::{Datagram, UdpSendParams};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
-
-/// `GINNEL_UDP_REUSE_PORT`.
-pub const REUSE_PORT: u32 = 1;
-/// `GINNEL_UDP_V6_ONLY`.
-pub const V6_ONLY: u32 = 1 << 1;
-/// `GINNEL_UDP_BROADCAST`.
-pub const BROADCAST: u32 = 1 << 2;
-/// `GINNEL_UDP_REUSE_ADDRESS`.
-pub const REUSE_ADDRESS: u32 = 1 << 3;
-const ALL: u32 = (REUSE_ADDRESS << 1) - 1;
 
 /// `struct ginnel_datagram`.
 #[repr(C)]
@@ -29,7 +20,8 @@ pub struct CDatagram {
     pub len: usize,
     pub tos: u8,
     pub hop_limit: u8,
-    pub reserved: [u8; 6],
+    pub gso_size: u16,
+    pub reserved: [u8; 4],
 }
 
 impl From<&Datagram> for CDatagram {
@@ -40,7 +32,8 @@ impl From<&Datagram> for CDatagram {
             len: datagram.len,
             tos: datagram.tos,
             hop_limit: datagram.hop_limit,
-            reserved: [0; 6],
+            gso_size: datagram.gso_size,
+            reserved: [0; 4],
         }
     }
 }
@@ -59,16 +52,7 @@ pub unsafe extern "C" fn ginnel_udp_bind(
     call(|| {
         // SAFETY: as the caller says.
         let (local, out) = unsafe { (address::read(local, len)?, memory::object_mut(out)?) };
-        if flags & !ALL != 0 {
-            return Err(Failure::new(Errno::INVAL, "an unknown flag"));
-        }
-        let options = UdpOptions {
-            reuse_port: flags & REUSE_PORT != 0,
-            reuse_address: flags & REUSE_ADDRESS != 0,
-            v6only: flags & V6_ONLY != 0,
-            broadcast: flags & BROADCAST != 0,
-            ..UdpOptions::default()
-        };
+        let options = CUdpOptions { flags, ..CUdpOptions::default() }.get()?;
         *out = with_context(|cx| Ok(cx.udp_bind(local, options)?))?.into();
         Ok(0)
     })
@@ -93,6 +77,57 @@ pub unsafe extern "C" fn ginnel_udp_connect(
     })
 }
 
+/// Replaces the options of a UDP socket.
+///
+/// # Safety
+/// `options` is null or points to a structure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_udp_set_options(
+    socket: UdpSocketHandle,
+    options: *const CUdpOptions,
+) -> c_int {
+    call(|| {
+        let socket = socket.get()?;
+        // SAFETY: as the caller says.
+        let options = unsafe { memory::object(options) }?.get()?;
+        with_context(|cx| Ok(cx.udp_set_options(socket, options)?))?;
+        Ok(0)
+    })
+}
+
+/// Addresses of a call that sends, as C passes them.
+struct SendAddresses {
+    remote: *const sockaddr,
+    remote_len: socklen_t,
+    source: *const sockaddr,
+    source_len: socklen_t,
+}
+
+/// Sends a datagram, or several of `gso_size` bytes unless that is 0.
+///
+/// # Safety
+/// `len` bytes at `data` are readable. Each address is null or points to as many readable bytes as its length
+/// says.
+unsafe fn send(
+    socket: UdpSocketHandle,
+    data: *const c_void,
+    len: usize,
+    gso_size: u16,
+    addresses: &SendAddresses,
+) -> Result<c_int, Failure> {
+    let socket = socket.get()?;
+    // SAFETY: as the caller says.
+    let data = unsafe { memory::bytes(data, len) }?;
+    // SAFETY: as the caller says.
+    let to = unsafe { address::read_optional(addresses.remote, addresses.remote_len) }?;
+    // SAFETY: as the caller says.
+    let source = unsafe { address::read_optional(addresses.source, addresses.source_len) }?;
+    let source = source.map(|address| address.ip());
+    let params = UdpSendParams { to, source, gso_size, ..UdpSendParams::default() };
+    with_context(|cx| Ok(cx.udp_send_with(socket, &params, data)?))?;
+    Ok(0)
+}
+
 /// Sends a datagram. `source`, whose port does not matter, and `remote` may be null.
 ///
 /// # Safety
@@ -108,17 +143,42 @@ pub unsafe extern "C" fn ginnel_udp_send(
     source: *const sockaddr,
     source_len: socklen_t,
 ) -> c_int {
+    let addresses = SendAddresses { remote, remote_len, source, source_len };
+    // SAFETY: as the caller says.
+    call(|| unsafe { send(socket, data, data_len, 0, &addresses) })
+}
+
+/// Sends the datagrams that are concatenated in `data`, each of `segment_len` bytes, the last of which may be
+/// shorter. `EINVAL` if that is 0, or more than a datagram can have.
+///
+/// # Safety
+/// As of [`ginnel_udp_send`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_udp_send_segments(
+    socket: UdpSocketHandle,
+    data: *const c_void,
+    data_len: usize,
+    segment_len: usize,
+    remote: *const sockaddr,
+    remote_len: socklen_t,
+    source: *const sockaddr,
+    source_len: socklen_t,
+) -> c_int {
+    let addresses = SendAddresses { remote, remote_len, source, source_len };
+    call(|| {
+        let gso_size = u16::try_from(segment_len).ok().filter(|len| *len > 0);
+        let gso_size = gso_size.ok_or(Failure::new(Errno::INVAL, "no length that a datagram can have"))?;
+        // SAFETY: as the caller says.
+        unsafe { send(socket, data, data_len, gso_size, &addresses) }
+    })
+}
+
+/// Returns the largest number of bytes of an IP packet that reaches the connected peer without fragmentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_udp_path_mtu(socket: UdpSocketHandle) -> c_int {
     call(|| {
         let socket = socket.get()?;
-        // SAFETY: as the caller says.
-        let data = unsafe { memory::bytes(data, data_len) }?;
-        // SAFETY: as the caller says.
-        let to = unsafe { address::read_optional(remote, remote_len) }?;
-        // SAFETY: as the caller says.
-        let source = unsafe { address::read_optional(source, source_len) }?.map(|address| address.ip());
-        let params = UdpSendParams { to, source, ..UdpSendParams::default() };
-        with_context(|cx| Ok(cx.udp_send_with(socket, &params, data)?))?;
-        Ok(0)
+        with_context(|cx| Ok(cx.udp_path_mtu(socket)?.into()))
     })
 }
 

@@ -51,6 +51,9 @@ cases! {
     source_outlives_its_connection
     timers_descriptors_and_commands_wake_the_shard
     datagrams_are_carried
+    udp_options_are_applied
+    udp_segments_are_sent_and_joined
+    errors_about_datagrams_are_queued
     stop_flag_ends_the_wait_once
     events_without_room_are_kept
     wrong_arguments_are_errors
