@@ -863,15 +863,20 @@ impl<'a> Context<'a> {
         self.core.udp_set_membership(socket, link, group, filter)
     }
 
-    /// Returns the link by which a group is reached if the program names none, and the limits of memberships.
-    /// Without an engine in this thread there is no link.
-    pub(crate) fn link_of_group(&self, group: IpAddr) -> (Option<LinkId>, MembershipLimits) {
+    /// Returns the link by which a group is reached if the program names none: by the routes, otherwise the
+    /// first link with an address of the family. `None` also where the engine is in another thread.
+    pub fn link_of_group(&self, group: IpAddr) -> Option<LinkId> {
+        self.core.stack.local()?.network().link_of_group(group)
+    }
+
+    /// Returns the result of [`Context::link_of_group`], and the limits of memberships.
+    pub(crate) fn link_and_limits(&self, group: IpAddr) -> (Option<LinkId>, MembershipLimits) {
         let network = self.core.stack.local().map(ginnel_stack::stack::Stack::network);
         let limits = network.map_or_else(
             || ginnel_stack::ip::NetworkConfig::default().membership_limits(),
             |network| network.config().membership_limits(),
         );
-        (network.and_then(|network| network.link_of_group(group)), limits)
+        (self.link_of_group(group), limits)
     }
 
     /// Returns the local address of a UDP socket.

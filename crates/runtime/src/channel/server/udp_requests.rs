@@ -117,7 +117,7 @@ impl Domain {
                 }))
             }
             UdpRequest::GroupLink(group) => {
-                let (link, limits) = cx.link_of_group(group);
+                let (link, limits) = cx.link_and_limits(group);
                 ChannelReply::UdpGroupLink(link.map(|link| link.0), limits)
             }
             UdpRequest::RecvOversize(socket) => match find(self, socket) {
