@@ -384,6 +384,20 @@ enum ginnel_pmtu_discovery {
     GINNEL_PMTU_OMIT = 5,      /* As GINNEL_PMTU_INTERFACE, but fragmented here beyond the MTU of the link. */
 };
 
+enum {
+    GINNEL_MULTICAST_NO_LOOP = 1 << 0,      /* Members on this host do not get what the socket sends. */
+    GINNEL_MULTICAST_MEMBERS_ONLY = 1 << 1, /* Receives groups only that the socket itself has joined. */
+    GINNEL_MULTICAST_THIS_HOST = 1 << 2,    /* Hop limit 0: datagrams do not leave this host. */
+};
+
+/* Options about the groups of one address family. 0 takes the default. */
+struct ginnel_multicast_options {
+    uint32_t source;   /* IPv4: address of datagrams of a socket bound to none, as s_addr of in_addr */
+    uint16_t link;     /* by which datagrams leave: number in the configuration, from 1; 0: the route says */
+    uint8_t hop_limit; /* 0: 1 */
+    uint8_t flags;     /* GINNEL_MULTICAST_… */
+};
+
 /* Options of a socket. 0 takes the default. */
 struct ginnel_udp_options {
     uint32_t flags; /* GINNEL_UDP_… */
@@ -393,6 +407,8 @@ struct ginnel_udp_options {
     uint8_t hop_limit;
     uint8_t pmtu_discovery; /* GINNEL_PMTU_… */
     uint8_t reserved[4];
+    struct ginnel_multicast_options multicast_v4;
+    struct ginnel_multicast_options multicast_v6;
 };
 
 /* Opens a socket; port 0 lets the stack choose one. */
@@ -402,6 +418,21 @@ int ginnel_udp_connect(struct ginnel_udp socket, const struct sockaddr *remote, 
  * GINNEL_UDP_REUSE_ADDRESS concern sockets that are bound later, GINNEL_UDP_V6_ONLY has no effect any more.
  * EINVAL: out of range. */
 int ginnel_udp_set_options(struct ginnel_udp socket, const struct ginnel_udp_options *options);
+
+enum {
+    GINNEL_SOURCES_EXCLUDE = 0, /* All sources but the listed ones: without any, all. */
+    GINNEL_SOURCES_INCLUDE = 1, /* The listed sources: without any, the socket leaves the group. */
+};
+
+/* Sets which sources of a multicast group the socket receives on a link, as setsourcefilter() of RFC 3678.
+ * link is the number of a [[link]] of the configuration, from 1, or 0 for the one by which the group is
+ * reached (ENODEV: none). The ports of group and sources do not matter. EINVAL: no such link, no multicast
+ * address, or a source of another family. ENOBUFS: network.igmp_max_memberships, igmp_max_msf (mld_… for
+ * IPv6), or group_memberships_max. */
+int ginnel_udp_set_membership(struct ginnel_udp socket, unsigned link, const struct sockaddr *group,
+                              socklen_t group_len, unsigned mode, const struct sockaddr_storage *sources,
+                              size_t count);
+
 /* Sends a datagram to remote, or NULL for the connected peer, from source, or NULL. An answer has the
  * datagram's to as source, so that it comes from the address that was asked. */
 int ginnel_udp_send(struct ginnel_udp socket, const void *data, size_t data_len,

@@ -5,6 +5,7 @@ use crate::event_queue::{self, Event};
 use crate::handles::{
     ConnHandle, KernelFdHandle, ListenerHandle, SourceHandle, TimerHandle, UdpSocketHandle,
 };
+use crate::multicast;
 use crate::options::{self, CSocketOptions};
 use crate::resources;
 use crate::run::Callbacks;
@@ -12,7 +13,7 @@ use crate::shard_loop::EventList;
 use crate::tcp::CInfo;
 use crate::udp::CDatagram;
 use crate::udp_errors::CUdpError;
-use crate::udp_options::{self, CUdpOptions};
+use crate::udp_options::{self, CMulticastOptions, CUdpOptions};
 use core::ffi::c_int;
 use core::time::Duration;
 use ginnel::{PmtuDiscovery, TcpOption};
@@ -75,7 +76,11 @@ fn header_structures_have_the_layout_of_the_library() {
         }
         "ginnel_udp_options" = CUdpOptions {
             "flags" = flags, "recv_buffer_bytes" = recv_buffer_bytes, "priority" = priority, "tos" = tos,
-            "hop_limit" = hop_limit, "pmtu_discovery" = pmtu_discovery, "reserved" = reserved
+            "hop_limit" = hop_limit, "pmtu_discovery" = pmtu_discovery, "reserved" = reserved,
+            "multicast_v4" = multicast_v4, "multicast_v6" = multicast_v6
+        }
+        "ginnel_multicast_options" = CMulticastOptions {
+            "source" = source, "link" = link, "hop_limit" = hop_limit, "flags" = flags
         }
         "ginnel_udp_error" = CUdpError {
             "destination" = destination, "offender" = offender, "len" = len, "error" = error,
@@ -110,7 +115,7 @@ fn header_structures_have_the_layout_of_the_library() {
 }
 
 /// Bits that the header and this library name, without the options of connections.
-const BITS: [(&str, u32); 30] = [
+const BITS: [(&str, u32); 35] = [
     ("EV_INCOMING", event_queue::INCOMING),
     ("EV_CONNECTED", event_queue::CONNECTED),
     ("EV_READABLE", event_queue::READABLE),
@@ -138,6 +143,11 @@ const BITS: [(&str, u32); 30] = [
     ("UDP_GRO", udp_options::GRO),
     ("UDP_RECVERR_V4", udp_options::RECVERR_V4),
     ("UDP_RECVERR_V6", udp_options::RECVERR_V6),
+    ("MULTICAST_NO_LOOP", udp_options::NO_LOOP as u32),
+    ("MULTICAST_MEMBERS_ONLY", udp_options::MEMBERS_ONLY as u32),
+    ("MULTICAST_THIS_HOST", udp_options::THIS_HOST as u32),
+    ("SOURCES_EXCLUDE", multicast::EXCLUDE),
+    ("SOURCES_INCLUDE", multicast::INCLUDE),
     ("FD_READ", resources::READ),
     ("FD_WRITE", resources::WRITE),
     ("FD_EDGES", resources::EDGES),

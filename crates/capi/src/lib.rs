@@ -18,6 +18,7 @@ mod handles;
 #[cfg(test)]
 mod layout_tests;
 mod memory;
+mod multicast;
 mod options;
 mod resources;
 mod run;

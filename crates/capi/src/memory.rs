@@ -43,6 +43,20 @@ pub unsafe fn bytes_mut<'a>(data: *mut c_void, len: usize) -> Result<&'a mut [u8
     Ok(unsafe { core::slice::from_raw_parts_mut(data.cast(), len) })
 }
 
+/// Returns objects that the caller lends. The pointer may be null if `count` is 0.
+///
+/// # Safety
+/// `count` objects at `first` are initialised and do not change during the call.
+pub unsafe fn objects<'a, T>(first: *const T, count: usize) -> Result<&'a [T], Failure> {
+    checked_len(first.is_null(), count.saturating_mul(size_of::<T>()))?;
+    if count == 0 {
+        return Ok(&[]);
+    }
+    check(first)?;
+    // SAFETY: the pointer and the length are checked, and the caller says that the objects are there.
+    Ok(unsafe { core::slice::from_raw_parts(first, count) })
+}
+
 /// Checks that a pointer is neither null nor misaligned.
 pub fn check<T>(pointer: *const T) -> Result<(), Failure> {
     if pointer.is_null() || !pointer.is_aligned() { Err(NULL) } else { Ok(()) }

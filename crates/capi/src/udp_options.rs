@@ -2,7 +2,8 @@
 
 use crate::failure::Failure;
 use crate::options::nonzero;
-use ginnel::{PmtuDiscovery, UdpOptions, priority};
+use core::net::Ipv4Addr;
+use ginnel::{LinkId, MulticastOptions, PmtuDiscovery, UdpOptions, priority};
 use rustix::io::Errno;
 
 const OUT_OF_RANGE: Failure = Failure::new(Errno::INVAL, "an option of a UDP socket is out of range");
@@ -23,6 +24,50 @@ pub const RECVERR_V4: u32 = 1 << 5;
 pub const RECVERR_V6: u32 = 1 << 6;
 const ALL: u32 = (RECVERR_V6 << 1) - 1;
 
+/// `GINNEL_MULTICAST_NO_LOOP`.
+pub const NO_LOOP: u8 = 1;
+/// `GINNEL_MULTICAST_MEMBERS_ONLY`.
+pub const MEMBERS_ONLY: u8 = 1 << 1;
+/// `GINNEL_MULTICAST_THIS_HOST`.
+pub const THIS_HOST: u8 = 1 << 2;
+const ALL_MULTICAST: u8 = (THIS_HOST << 1) - 1;
+
+/// `struct ginnel_multicast_options`. Numbers that are 0 leave the default.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CMulticastOptions {
+    /// An IPv4 address in network byte order.
+    pub source: u32,
+    pub link: u16,
+    pub hop_limit: u8,
+    pub flags: u8,
+}
+
+/// Returns the link with a number of C, which counts from 1; `None` for 0.
+pub fn link(number: u16) -> Option<LinkId> {
+    number.checked_sub(1).map(LinkId)
+}
+
+impl CMulticastOptions {
+    /// Returns the options of a family.
+    ///
+    /// # Errors
+    /// `EINVAL` if flags are unknown or contradict the hop limit.
+    fn get(&self) -> Result<MulticastOptions, Failure> {
+        let has = |flag| self.flags & flag != 0;
+        if has(!ALL_MULTICAST) || has(THIS_HOST) && self.hop_limit != 0 {
+            return Err(OUT_OF_RANGE);
+        }
+        Ok(MulticastOptions {
+            link: link(self.link),
+            source: nonzero(self.source).map(|source| Ipv4Addr::from(u32::from_be(source))),
+            hop_limit: if has(THIS_HOST) { Some(0) } else { nonzero(self.hop_limit) },
+            no_loop: has(NO_LOOP),
+            members_only: has(MEMBERS_ONLY),
+        })
+    }
+}
+
 /// `struct ginnel_udp_options`. Numbers that are 0 leave the default.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -34,6 +79,8 @@ pub struct CUdpOptions {
     pub hop_limit: u8,
     pub pmtu_discovery: u8,
     pub reserved: [u8; 4],
+    pub multicast_v4: CMulticastOptions,
+    pub multicast_v6: CMulticastOptions,
 }
 
 /// Returns the mode with the number `GINNEL_PMTU_…` of `ginnel.h`.
@@ -56,7 +103,11 @@ impl CUdpOptions {
     /// `EINVAL` if flags are unknown, a number is out of range, or reserved bytes are not 0.
     pub fn get(&self) -> Result<UdpOptions, Failure> {
         let has = |flag| self.flags & flag != 0;
-        if has(!ALL) || self.reserved != [0; 4] || usize::from(self.priority) >= priority::CLASSES {
+        if has(!ALL)
+            || self.reserved != [0; 4]
+            || self.multicast_v6.source != 0
+            || usize::from(self.priority) >= priority::CLASSES
+        {
             return Err(OUT_OF_RANGE);
         }
         Ok(UdpOptions {
@@ -72,6 +123,8 @@ impl CUdpOptions {
             tos: self.tos,
             priority: self.priority,
             pmtu_discovery: pmtu_discovery(self.pmtu_discovery).ok_or(OUT_OF_RANGE)?,
+            multicast_v4: self.multicast_v4.get()?,
+            multicast_v6: self.multicast_v6.get()?,
             ..UdpOptions::default()
         })
     }

@@ -877,6 +877,115 @@ static void errors_about_datagrams_are_queued(void)
     close_shard();
 }
 
+static struct sockaddr_storage ipv4(uint32_t host, uint16_t port)
+{
+    struct sockaddr_storage storage;
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
+    address.sin_addr.s_addr = htonl(host);
+    memset(&storage, 0, sizeof(storage));
+    memcpy(&storage, &address, sizeof(address));
+    return storage;
+}
+
+#define SOCKADDR(storage) (struct sockaddr *)&(storage), sizeof(storage)
+
+/* Sends a datagram to a group, and returns whether a socket of this shard received it. */
+static int is_received(struct ginnel_udp sender, struct ginnel_udp member, struct sockaddr_storage group,
+                       struct ginnel_datagram *datagram)
+{
+    char buffer[10];
+    IS(ginnel_udp_send(sender, "group", 5, SOCKADDR(group), NULL, 0), 0);
+    for (int i = 0; i < 5; i++)
+        CHECK(ginnel_wait(NULL, &low, 2) >= 0);
+    ssize_t len = ginnel_udp_recv(member, buffer, sizeof(buffer), datagram);
+    IS(len, len == 5 ? 5 : -EAGAIN);
+    return len == 5;
+}
+
+static void members_receive_multicast_of_their_sources(void)
+{
+    struct sockaddr_storage group = ipv4(0xef010203, 5000), any = ipv4(INADDR_ANY, 5000);
+    struct sockaddr_storage own = ipv4(0x0a090001, 0), many[11];
+    struct sockaddr_storage sources[2] = { ipv4(0x0a090009, 0), own };
+    struct ginnel_udp_options options = { 0 };
+    struct ginnel_datagram datagram;
+    struct ginnel_udp member, sender;
+    struct sockaddr_in6 source6 = { .sin6_family = AF_INET6 };
+    config = memif_config("server", 1);
+    IS(ginnel_open(config, &stack), 0);
+    ginnel_config_free(config);
+    IS(ginnel_enter(stack, 0, NULL), 0);
+    IS(ginnel_udp_bind(SOCKADDR(any), 0, &member), 0);
+    any = ipv4(INADDR_ANY, 0);
+    IS(ginnel_udp_bind(SOCKADDR(any), 0, &sender), 0);
+    IS(is_received(sender, member, group, &datagram), 0);
+    /* Any source. */
+    IS(ginnel_udp_set_membership(member, 0, SOCKADDR(group), GINNEL_SOURCES_EXCLUDE, NULL, 0), 0);
+    IS(is_received(sender, member, group, &datagram), 1);
+    IS(((struct sockaddr_in *)&datagram.to)->sin_addr.s_addr, htonl(0xef010203));
+    IS(((struct sockaddr_in *)&datagram.from)->sin_addr.s_addr, htonl(0x0a090001));
+    IS(datagram.hop_limit, 1);
+    /* Given sources. The link of the group has the number 1. */
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_INCLUDE, sources, 1), 0);
+    IS(is_received(sender, member, group, &datagram), 0);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_INCLUDE, sources, 2), 0);
+    IS(is_received(sender, member, group, &datagram), 1);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_EXCLUDE, sources, 2), 0);
+    IS(is_received(sender, member, group, &datagram), 0);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_EXCLUDE, sources, 1), 0);
+    IS(is_received(sender, member, group, &datagram), 1);
+    /* Options of the sender. */
+    options.multicast_v4 = (struct ginnel_multicast_options){ .hop_limit = 5, .link = 1 };
+    IS(ginnel_udp_set_options(sender, &options), 0);
+    IS(is_received(sender, member, group, &datagram), 1);
+    IS(datagram.hop_limit, 5);
+    options.multicast_v4 = (struct ginnel_multicast_options){ .flags = GINNEL_MULTICAST_THIS_HOST };
+    IS(ginnel_udp_set_options(sender, &options), 0);
+    IS(is_received(sender, member, group, &datagram), 1);
+    IS(datagram.hop_limit, 0);
+    options.multicast_v4 = (struct ginnel_multicast_options){ .flags = GINNEL_MULTICAST_NO_LOOP };
+    IS(ginnel_udp_set_options(sender, &options), 0);
+    IS(is_received(sender, member, group, &datagram), 0);
+    options.multicast_v4.flags = 0;
+    IS(ginnel_udp_set_options(sender, &options), 0);
+    /* A socket that is no member receives what the host does, unless it wants its groups only. */
+    IS(ginnel_udp_set_membership(sender, 1, SOCKADDR(group), GINNEL_SOURCES_EXCLUDE, NULL, 0), 0);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_INCLUDE, NULL, 0), 0);
+    IS(is_received(sender, member, group, &datagram), 1);
+    options.multicast_v4.flags = GINNEL_MULTICAST_MEMBERS_ONLY;
+    IS(ginnel_udp_set_options(member, &options), 0);
+    IS(is_received(sender, member, group, &datagram), 0);
+
+    options.multicast_v4.flags = 8;
+    IS(ginnel_udp_set_options(sender, &options), -EINVAL);
+    options.multicast_v4.flags = GINNEL_MULTICAST_THIS_HOST;
+    options.multicast_v4.hop_limit = 5;
+    IS(ginnel_udp_set_options(sender, &options), -EINVAL);
+    IS(ginnel_udp_set_membership(member, 9, SOCKADDR(group), GINNEL_SOURCES_EXCLUDE, NULL, 0), -EINVAL);
+    IS(ginnel_udp_set_membership(member, 1u << 16, SOCKADDR(group), 0, NULL, 0), -ENODEV);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(own), GINNEL_SOURCES_EXCLUDE, NULL, 0), -EINVAL);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), 2, NULL, 0), -EINVAL);
+    IS(ginnel_udp_set_membership(member, 1, NULL, sizeof(group), 0, NULL, 0), -EFAULT);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_INCLUDE, NULL, 1), -EFAULT);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), 1, sources, SIZE_MAX), -EINVAL);
+    memcpy(&sources[0], &source6, sizeof(source6));
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_INCLUDE, sources, 2), -EINVAL);
+    sources[0].ss_family = AF_UNIX;
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), 1, sources, 2), -EAFNOSUPPORT);
+    for (uint32_t i = 0; i < 11; i++)
+        many[i] = ipv4(0x0a090010 + i, 0);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_INCLUDE, many, 11), -ENOBUFS);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_INCLUDE, many, 10), 0);
+    IS(ginnel_udp_close(member), 0);
+    IS(ginnel_udp_set_membership(member, 1, SOCKADDR(group), GINNEL_SOURCES_EXCLUDE, NULL, 0), -EBADF);
+    close_shard();
+    /* The loopback alone has no groups. */
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_udp_bind(ADDRESS(0), 0, &member), 0);
+    IS(ginnel_udp_set_membership(member, 0, SOCKADDR(group), GINNEL_SOURCES_EXCLUDE, NULL, 0), -ENODEV);
+    close_shard();
+}
+
 static void stop_flag_ends_the_wait_once(void)
 {
     struct ginnel_stop *stop;
@@ -1285,6 +1394,7 @@ static const struct {
     CASE(udp_options_are_applied),
     CASE(udp_segments_are_sent_and_joined),
     CASE(errors_about_datagrams_are_queued),
+    CASE(members_receive_multicast_of_their_sources),
     CASE(stop_flag_ends_the_wait_once),
     CASE(events_without_room_are_kept),
     CASE(wrong_arguments_are_errors),

@@ -54,6 +54,7 @@ cases! {
     udp_options_are_applied
     udp_segments_are_sent_and_joined
     errors_about_datagrams_are_queued
+    members_receive_multicast_of_their_sources
     stop_flag_ends_the_wait_once
     events_without_room_are_kept
     wrong_arguments_are_errors
