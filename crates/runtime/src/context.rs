@@ -438,6 +438,25 @@ impl<'a> Context<'a> {
         self.core.stack.recv(conn, out)
     }
 
+    /// Returns received bytes where the engine has them, without consuming them: from `offset` bytes after
+    /// the first unread one on, as many as are contiguous in memory. Empty at the end of the stream. For
+    /// handlers that [pull](crate::Handler::is_pulling).
+    ///
+    /// # Errors
+    /// See [`RecvError`]; [`RecvError::Stale`] also if the engine is in another thread.
+    pub fn peek(&self, conn: Conn, offset: usize) -> Result<&[u8], RecvError> {
+        self.core.stack.local().ok_or(RecvError::Stale)?.peek_at(conn, offset)
+    }
+
+    /// Consumes `count` of the bytes that [`peek`](Self::peek) returns for increasing offsets. Returns false,
+    /// and consumes nothing, if there are fewer.
+    ///
+    /// # Errors
+    /// The handle is stale, or the engine is in another thread.
+    pub fn consume(&mut self, conn: Conn, count: usize) -> Result<bool, Stale> {
+        self.core.stack.local_mut().ok_or(Stale::Handle)?.consume_peeked(conn, count)
+    }
+
     /// Takes bytes that arrived before bytes which precede them in the stream; see
     /// [`Stack::recv_unordered`](ginnel_stack::stack::Stack::recv_unordered). For handlers that
     /// [pull](crate::Handler::is_pulling), and for bytes that arrive while the handler runs.

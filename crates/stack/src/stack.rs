@@ -902,6 +902,24 @@ impl Stack {
         self.tcp.peek(conn, out)
     }
 
+    /// Returns buffered bytes where they are, without consuming them: from `offset` bytes after the first one
+    /// that [`Stack::peek`] returns, as many as are contiguous in memory. Empty at the end of the stream.
+    ///
+    /// # Errors
+    /// See [`RecvError`].
+    pub fn peek_at(&self, conn: Conn, offset: usize) -> Result<&[u8], RecvError> {
+        self.tcp.peek_at(conn, offset)
+    }
+
+    /// Consumes `count` of the bytes that [`Stack::peek_at`] returns. Returns false, and consumes nothing, if
+    /// there are fewer.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn consume_peeked(&mut self, conn: Conn, count: usize) -> Result<bool, Stale> {
+        self.tcp.consume_peeked(conn, count)
+    }
+
     /// Returns whether [`Stack::recv`] would return bytes, or an error because the handle is stale. False at
     /// the end of the stream.
     pub fn has_readable(&self, conn: Conn) -> bool {

@@ -344,6 +344,42 @@ impl Tcp {
         Ok(filled)
     }
 
+    /// Returns buffered bytes where they are, from `offset` bytes after the first one that [`Tcp::peek`]
+    /// returns: as many as are contiguous in memory. Empty at the end of the stream.
+    pub fn peek_at(&self, conn: Conn, offset: usize) -> Result<&[u8], RecvError> {
+        let idx = self.index(conn).ok_or(RecvError::Stale)?;
+        let c = &self.conns[idx];
+        if c.active != NONE {
+            let b = &self.active[c.active];
+            let span = ReadSpan::of(c, b);
+            let left = span.max.saturating_sub(offset);
+            let piece = b.recv.peek_at(&self.chunks, span.skip.saturating_add(offset));
+            let piece = &piece[..piece.len().min(left)];
+            if !piece.is_empty() {
+                return Ok(piece);
+            }
+        }
+        self.empty_read_result(idx).map(|_| &[][..])
+    }
+
+    /// Consumes `count` of the bytes that [`Tcp::peek_at`] returns for increasing offsets. Returns false, and
+    /// consumes nothing, if there are fewer.
+    pub fn consume_peeked(&mut self, conn: Conn, count: usize) -> Result<bool, Stale> {
+        let idx = self.index(conn).ok_or(Stale::Handle)?;
+        let c = &self.conns[idx];
+        let available = if c.active == NONE {
+            0
+        } else {
+            let b = &self.active[c.active];
+            let span = ReadSpan::of(c, b);
+            b.recv.readable().saturating_sub(span.skip).min(span.max)
+        };
+        if count > available {
+            return Ok(false);
+        }
+        self.skip(conn, count).map(|()| true)
+    }
+
     /// Returns whether [`Tcp::recv`] would return bytes, or an error because the handle is stale.
     pub fn has_readable(&self, conn: Conn) -> bool {
         let Some(idx) = self.index(conn) else { return true };
