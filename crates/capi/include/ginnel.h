@@ -160,7 +160,7 @@ int ginnel_run(const struct ginnel_config *config, const struct ginnel_callbacks
 enum {
     GINNEL_EV_INCOMING = 1 << 0,     /* listener: ginnel_accept() until EAGAIN */
     GINNEL_EV_CONNECTED = 1 << 1,    /* connection */
-    GINNEL_EV_READABLE = 1 << 2,     /* connection: ginnel_recv() until EAGAIN */
+    GINNEL_EV_READABLE = 1 << 2,     /* connection: ginnel_recv(), or ginnel_peek(), until EAGAIN */
     GINNEL_EV_UNORDERED = 1 << 3,    /* connection: ginnel_recv_unordered() until EAGAIN */
     GINNEL_EV_WRITABLE = 1 << 4,     /* connection: room to send, after a short send */
     GINNEL_EV_ACKED = 1 << 5,        /* connection: acked bytes were acknowledged */
@@ -303,6 +303,18 @@ int ginnel_source_release(struct ginnel_source source);
 /* Receive bytes, in a loop of the program's own. 0: the end of the stream. EAGAIN: nothing yet. */
 ssize_t ginnel_recv(struct ginnel_conn conn, void *buffer, size_t len);
 ssize_t ginnel_recv_unordered(struct ginnel_conn conn, void *buffer, size_t len, size_t *ahead);
+/* Lends received bytes where they are, without a copy, in a loop of the program's own: those from offset on,
+ * counted from the first one that was not consumed. Writes the address of the first byte, or NULL, to data,
+ * and returns how many bytes are contiguous there. What has arrived may lie in several pieces: the next one
+ * begins at the offset at which this one ends, and all of them may be used at once. 0: the end of the stream.
+ * EAGAIN: nothing yet, or no more from offset on.
+ * The bytes belong to the stack and must not be written. They may be read until the next ginnel_wait() or
+ * ginnel_leave(), or a call that consumes or receives bytes of this connection, closes it or aborts it. Bytes
+ * that were not consumed are lent again afterwards. */
+ssize_t ginnel_peek(struct ginnel_conn conn, size_t offset, const uint8_t **data);
+/* Consumes the first count of the bytes that ginnel_peek() lends, and opens the window for as many others.
+ * EINVAL: there are fewer, and none is consumed. */
+int ginnel_consume(struct ginnel_conn conn, size_t count);
 /* Returns how many bytes can be received. */
 ssize_t ginnel_unread(struct ginnel_conn conn);
 /* Passes bytes that data has left again, after this callback. */

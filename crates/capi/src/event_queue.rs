@@ -242,6 +242,35 @@ impl EventQueue {
         Some(Ok(late.unread.read(buffer).unwrap_or(0)))
     }
 
+    /// Returns unread bytes of a connection that has ended, from `offset` bytes after the first one on, and
+    /// after the last one was consumed the error number of its end. Returns `None` if
+    /// [`recv_late`](Self::recv_late) would.
+    pub fn peek_late(&mut self, conn: ConnHandle, offset: usize) -> Option<Result<&[u8], Errno>> {
+        let late = self.late.get(&conn.id)?;
+        if late.unread.is_empty() {
+            let error = Errno::from_raw_os_error(late.closed.error);
+            self.close_late(conn);
+            return Some(Err(error));
+        }
+        let (first, second) = self.late.get(&conn.id)?.unread.as_slices();
+        let bytes = match first.get(offset..) {
+            Some(bytes) if !bytes.is_empty() => bytes,
+            _ => offset.checked_sub(first.len()).and_then(|offset| second.get(offset..)).unwrap_or_default(),
+        };
+        Some(if bytes.is_empty() { Err(Errno::AGAIN) } else { Ok(bytes) })
+    }
+
+    /// Consumes unread bytes of a connection that has ended. Returns false, and consumes nothing, if there
+    /// are fewer than `count`; `None` if [`recv_late`](Self::recv_late) would return `None`.
+    pub fn consume_late(&mut self, conn: ConnHandle, count: usize) -> Option<bool> {
+        let late = self.late.get_mut(&conn.id)?;
+        let is_possible = count <= late.unread.len();
+        if is_possible {
+            late.unread.drain(..count);
+        }
+        Some(is_possible)
+    }
+
     /// Returns the number of unread bytes of a connection that has ended; `None` if
     /// [`recv_late`](Self::recv_late) would return `None`.
     pub fn unread_late(&self, conn: ConnHandle) -> Option<usize> {

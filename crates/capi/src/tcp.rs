@@ -207,6 +207,53 @@ pub unsafe extern "C" fn ginnel_recv(conn: ConnHandle, buffer: *mut c_void, len:
     })
 }
 
+/// Lends received bytes where they are, from `offset` bytes after the first unread one on. Returns how many
+/// are contiguous in memory; 0 at the end of the stream.
+///
+/// The pointer is to the receive buffer. What the header forbids while the bytes are used, nothing but calls
+/// of this thread does: they free or replace the bytes.
+///
+/// # Safety
+/// `data` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_peek(conn: ConnHandle, offset: usize, data: *mut *const u8) -> isize {
+    call_bytes(|| {
+        check_loop()?;
+        // SAFETY: as the caller says.
+        unsafe { memory::write(data, core::ptr::null()) }?;
+        let parts = |bytes: &[u8]| (bytes.as_ptr(), bytes.len());
+        let late = with_events(|events| Some(events.peek_late(conn, offset)?.map(parts)));
+        let (first, len) = match late {
+            Some(lent) => lent?,
+            None => {
+                let conn = conn.get()?;
+                with_context(|cx| Ok(parts(cx.peek(conn, offset)?)))?
+            }
+        };
+        if len > 0 {
+            // SAFETY: as the caller says.
+            unsafe { memory::write(data, first) }?;
+        }
+        Ok(len)
+    })
+}
+
+/// Consumes bytes that `ginnel_peek` lends; `EINVAL` if there are fewer.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_consume(conn: ConnHandle, count: usize) -> c_int {
+    call(|| {
+        check_loop()?;
+        let is_possible = match with_events(|events| events.consume_late(conn, count)) {
+            Some(is_possible) => is_possible,
+            None => {
+                let conn = conn.get()?;
+                with_context(|cx| Ok(cx.consume(conn, count)?))?
+            }
+        };
+        if is_possible { Ok(0) } else { Err(Failure::new(Errno::INVAL, "more bytes than can be received")) }
+    })
+}
+
 /// Receives bytes that arrived ahead of missing ones. Returns their number.
 ///
 /// # Safety

@@ -44,6 +44,9 @@ cases! {
     loop_carries_bytes
     bytes_before_the_end_are_received
     large_transfer_needs_all_events
+    bytes_are_lent_until_they_are_consumed
+    lent_bytes_outlive_a_reset
+    large_transfer_is_read_in_place
     urgent_events_are_in_their_own_list
     early_bytes_are_received_unordered
     messages_overtake_each_other
