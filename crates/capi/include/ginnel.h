@@ -147,6 +147,9 @@ struct ginnel_callbacks {
     /* The stop flag was set: call ginnel_exit() within shard.stop_grace_ms. NULL ends the shard at once. */
     void (*stopping)(void *user);
     void (*ended)(void *user); /* The last call. The shard is gone. */
+    /* The peer announced urgent data, or the byte arrived (-1: not yet): ginnel_recv_urgent(). ahead bytes
+     * before it were not consumed; negative if it was passed. */
+    void (*urgent)(void *user, struct ginnel_conn conn, int32_t ahead, int byte);
 };
 
 /* Runs a stack on threads of its own (a single shard on this one) until stop is set, an application calls
@@ -172,6 +175,7 @@ enum {
     GINNEL_EV_FD_WRITABLE = 1 << 11, /* token */
     GINNEL_EV_COMMAND = 1 << 12,     /* token */
     GINNEL_EV_DESTROYED = 1 << 13,   /* listener */
+    GINNEL_EV_URGENT = 1 << 14,      /* connection: urgent data were announced, or arrived */
 };
 
 /* What happened to one object since it was last reported. When GINNEL_EV_CLOSED is taken, the handle of a
@@ -284,6 +288,13 @@ ssize_t ginnel_send(struct ginnel_conn conn, const void *data, size_t len);
 typedef void (*ginnel_fill)(void *arg, size_t offset, uint8_t *out, size_t len);
 /* As ginnel_send(), but fill writes the bytes into the stack's send buffer. */
 ssize_t ginnel_send_fill(struct ginnel_conn conn, size_t len, ginnel_fill fill, void *arg);
+
+/* As ginnel_send(); the last byte that is queued is urgent (MSG_OOB). */
+ssize_t ginnel_send_urgent(struct ginnel_conn conn, const void *data, size_t len);
+/* Takes the urgent byte out of band, and returns it: 0 to 255. ginnel_recv() and ginnel_peek() stop before
+ * its place, and what they return next begins after it. EAGAIN: none has arrived, or GINNEL_OPT_OOBINLINE
+ * leaves it in the stream. */
+int ginnel_recv_urgent(struct ginnel_conn conn);
 
 /* Queues a message before all queued messages of lower priority of which no byte was sent. All or nothing:
  * EAGAIN, and the connection becomes writable. EMSGSIZE: it never fits. */

@@ -9,7 +9,8 @@ use crate::failure::of_close;
 use crate::handles::{ConnHandle, ListenerHandle, UdpSocketHandle};
 use core::any::Any;
 use ginnel::{
-    CloseReason, Conn, Context, Error, Handler, Listener, Readiness, UdpError, UdpHandle, priority,
+    CloseReason, Conn, Context, Error, Handler, Listener, Readiness, UdpError, UdpHandle, UrgentData,
+    priority,
 };
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
@@ -60,6 +61,8 @@ event_bits! {
     COMMAND = 1 << 12;
     /// An administrator closed the listener.
     DESTROYED = 1 << 13;
+    /// The peer announced urgent data, or the urgent byte arrived.
+    URGENT = 1 << 14;
 }
 
 /// `struct ginnel_event`.
@@ -371,6 +374,10 @@ impl Handler for EventQueue {
 
     fn acked(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: u32) {
         self.add_conn(cx, conn, ACKED, bytes);
+    }
+
+    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, _: UrgentData) {
+        self.add_conn(cx, conn, URGENT, 0);
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {

@@ -104,7 +104,8 @@ fn header_structures_have_the_layout_of_the_library() {
             "connected" = connected, "data" = data, "unordered" = unordered, "writable" = writable,
             "acked" = acked, "peer_closed" = peer_closed, "closed" = closed, "datagram" = datagram,
             "datagram_error" = datagram_error, "timer" = timer, "fd_ready" = fd_ready, "command" = command,
-            "destroyed" = destroyed, "stopping" = stopping, "ended" = ended
+            "destroyed" = destroyed, "stopping" = stopping, "ended" = ended,
+            "urgent" = urgent
         }
     };
     let found = evaluate_in_c(expected.iter().map(|(expression, _)| expression));
@@ -115,7 +116,7 @@ fn header_structures_have_the_layout_of_the_library() {
 }
 
 /// Bits that the header and this library name, without the options of connections.
-const BITS: [(&str, u32); 35] = [
+const BITS: [(&str, u32); 36] = [
     ("EV_INCOMING", event_queue::INCOMING),
     ("EV_CONNECTED", event_queue::CONNECTED),
     ("EV_READABLE", event_queue::READABLE),
@@ -130,6 +131,7 @@ const BITS: [(&str, u32); 35] = [
     ("EV_FD_WRITABLE", event_queue::FD_WRITABLE),
     ("EV_COMMAND", event_queue::COMMAND),
     ("EV_DESTROYED", event_queue::DESTROYED),
+    ("EV_URGENT", event_queue::URGENT),
     ("REUSE_PORT", options::REUSE_PORT),
     ("V6_ONLY", options::V6_ONLY),
     ("NODELAY", options::NODELAY),

@@ -12,7 +12,7 @@ use core::any::Any;
 use core::ffi::{c_int, c_uint, c_void};
 use ginnel::{
     CloseReason, Conn, Context, Datagram, Error, Handler, Listener, Readiness, StopFlag, UdpError, UdpHandle,
-    UnorderedBytes,
+    UnorderedBytes, UrgentData,
 };
 use rustix::io::Errno;
 
@@ -40,6 +40,7 @@ pub struct Callbacks {
     pub destroyed: Option<unsafe extern "C" fn(*mut c_void, ListenerHandle)>,
     pub stopping: Option<unsafe extern "C" fn(*mut c_void)>,
     pub ended: Option<unsafe extern "C" fn(*mut c_void)>,
+    pub urgent: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, i32, c_int)>,
 }
 
 /// Returns the callbacks of a program, which may know fewer than this library.
@@ -147,6 +148,11 @@ impl Handler for Application {
 
     fn acked(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: u32) {
         callback!(self, cx, acked, conn.into(), bytes);
+    }
+
+    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, urgent: UrgentData) {
+        let byte = urgent.byte.map_or(-1, c_int::from);
+        callback!(self, cx, urgent, conn.into(), urgent.unread_before, byte);
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {

@@ -159,6 +159,29 @@ pub unsafe extern "C" fn ginnel_send_fill(
     })
 }
 
+/// Queues a copy of bytes, the last of which is urgent. Returns the number of bytes queued.
+///
+/// # Safety
+/// `len` bytes at `data` are readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_send_urgent(conn: ConnHandle, data: *const c_void, len: usize) -> isize {
+    call_bytes(|| {
+        let conn = conn.get()?;
+        // SAFETY: as the caller says.
+        let data = unsafe { memory::bytes(data, len) }?;
+        with_context(|cx| Ok(cx.send_urgent(conn, data)?))
+    })
+}
+
+/// Takes the urgent byte out of band, and returns it.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_recv_urgent(conn: ConnHandle) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        with_context(|cx| Ok(cx.recv_urgent(conn)?.into()))
+    })
+}
+
 /// Queues a message with a priority.
 ///
 /// # Safety

@@ -684,6 +684,54 @@ static void messages_overtake_each_other(void)
     close_shard();
 }
 
+static void urgent_bytes_are_received_out_of_band(void)
+{
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    const uint8_t *bytes;
+    char buffer[10];
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    open_pair(listener, PORT, &client, &server);
+    IS(ginnel_recv_urgent(server), -EAGAIN);
+    for (int in_place = 0; in_place < 2; in_place++) {
+        IS(ginnel_send_urgent(client, "abc", 3), 3);
+        IS(ginnel_send(client, "def", 3), 3);
+        IS(expect(GINNEL_EV_URGENT).source, server.id);
+        while (ginnel_unread(server) < 6)
+            CHECK(ginnel_wait(NULL, &low, 5000) >= 0);
+        if (in_place) {
+            IS(ginnel_peek(server, 0, &bytes), 2);
+            CHECK(memcmp(bytes, "ab", 2) == 0);
+            IS(ginnel_peek(server, 2, &bytes), -EAGAIN);
+            IS(ginnel_consume(server, 3), -EINVAL);
+            IS(ginnel_consume(server, 2), 0);
+            IS(ginnel_peek(server, 0, &bytes), 3);
+            CHECK(memcmp(bytes, "def", 3) == 0);
+            IS(ginnel_recv_urgent(server), 'c');
+            IS(ginnel_consume(server, 4), -EINVAL);
+            IS(ginnel_consume(server, 3), 0);
+        } else {
+            IS(ginnel_recv(server, buffer, sizeof(buffer)), 2);
+            IS(ginnel_recv_urgent(server), 'c');
+            IS(ginnel_recv(server, buffer, sizeof(buffer)), 3);
+            CHECK(memcmp(buffer, "def", 3) == 0);
+        }
+        IS(ginnel_recv_urgent(server), -EAGAIN);
+        IS(ginnel_unread(server), 0);
+    }
+    IS(ginnel_conn_set_option(server, GINNEL_OPT_OOBINLINE, 1), 0);
+    IS(ginnel_send_urgent(client, "\xff", 1), 1);
+    IS(expect(GINNEL_EV_URGENT).source, server.id);
+    IS(ginnel_recv_urgent(server), -EAGAIN);
+    receive(server, buffer, 1);
+    IS((uint8_t)buffer[0], 0xff);
+    IS(ginnel_send_urgent(client, NULL, 1), -EFAULT);
+    IS(ginnel_send_urgent((struct ginnel_conn){ 0 }, "x", 1), -EBADF);
+    IS(ginnel_recv_urgent((struct ginnel_conn){ 0 }), -EBADF);
+    close_shard();
+}
+
 static int released;
 
 static void count_release(void *arg, const void *data, size_t len)
@@ -1529,6 +1577,76 @@ static void early_bytes_reach_their_callback(void)
     }
 }
 
+/* Callbacks that receive an urgent byte: "ab", '!', "cd". */
+static struct {
+    char bytes[10];
+    size_t len;
+    int urgent, taken;
+} marked;
+
+static int start_marked(void *user)
+{
+    struct ginnel_listener listener;
+    struct ginnel_conn conn;
+    (void)user;
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    IS(ginnel_connect(ADDRESS(PORT), NULL, 0, NULL, &conn), 0);
+    return 0;
+}
+
+static void send_marked(void *user, struct ginnel_conn conn)
+{
+    (void)user;
+    IS(ginnel_send_urgent(conn, "ab!", 3), 3);
+    IS(ginnel_send(conn, "cd", 2), 2);
+}
+
+static void stop_if_marked(void)
+{
+    if (marked.len == 4 && marked.taken)
+        IS(ginnel_exit(), 0);
+}
+
+static size_t marked_data(void *user, struct ginnel_conn conn, const uint8_t *bytes, size_t len)
+{
+    (void)user;
+    (void)conn;
+    CHECK(marked.len + len <= 4);
+    memcpy(marked.bytes + marked.len, bytes, len);
+    marked.len += len;
+    stop_if_marked();
+    return len;
+}
+
+static void marked_urgent(void *user, struct ginnel_conn conn, int32_t ahead, int byte)
+{
+    (void)user;
+    CHECK(ahead <= 2);
+    if (byte == -1)
+        return;
+    IS(byte, '!');
+    marked.urgent++;
+    IS(ginnel_recv_urgent(conn), '!');
+    marked.taken = 1;
+    stop_if_marked();
+}
+
+static void urgent_byte_reaches_its_callback(void)
+{
+    struct ginnel_callbacks callbacks = {
+        .size = sizeof(callbacks),
+        .start = start_marked,
+        .connected = send_marked,
+        .data = marked_data,
+        .urgent = marked_urgent,
+    };
+    IS(ginnel_config_text(CONFIGURATION, &config), 0);
+    IS(ginnel_run(config, &callbacks, NULL, NULL), 0);
+    IS(marked.urgent, 1);
+    CHECK(memcmp(marked.bytes, "abcd", 4) == 0);
+    ginnel_config_free(config);
+}
+
 static void callbacks_carry_bytes(void)
 {
     run_callbacks("");
@@ -1560,6 +1678,7 @@ static const struct {
     CASE(urgent_events_are_in_their_own_list),
     CASE(early_bytes_are_received_unordered),
     CASE(messages_overtake_each_other),
+    CASE(urgent_bytes_are_received_out_of_band),
     CASE(memory_is_sent_without_a_copy),
     CASE(source_outlives_its_connection),
     CASE(timers_descriptors_and_commands_wake_the_shard),
@@ -1573,6 +1692,7 @@ static const struct {
     CASE(wrong_arguments_are_errors),
     CASE(a_stack_can_be_opened_again),
     CASE(callbacks_carry_bytes),
+    CASE(urgent_byte_reaches_its_callback),
     CASE(early_bytes_reach_their_callback),
     CASE(callbacks_run_in_a_thread_of_their_own),
     CASE(a_start_that_fails_ends_the_stack),

@@ -50,6 +50,7 @@ cases! {
     urgent_events_are_in_their_own_list
     early_bytes_are_received_unordered
     messages_overtake_each_other
+    urgent_bytes_are_received_out_of_band
     memory_is_sent_without_a_copy
     source_outlives_its_connection
     timers_descriptors_and_commands_wake_the_shard
@@ -63,6 +64,7 @@ cases! {
     wrong_arguments_are_errors
     a_stack_can_be_opened_again
     callbacks_carry_bytes
+    urgent_byte_reaches_its_callback
     early_bytes_reach_their_callback
     callbacks_run_in_a_thread_of_their_own
     a_start_that_fails_ends_the_stack
