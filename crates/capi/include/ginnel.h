@@ -248,8 +248,9 @@ enum {
     GINNEL_V6_ONLY = 1 << 1,
     GINNEL_NODELAY = 1 << 2,
     GINNEL_KEEPALIVE = 1 << 3,
-    GINNEL_ACK_EVENTS = 1 << 4, /* Acknowledged bytes are reported. */
-    GINNEL_UNORDERED = 1 << 5,  /* Unordered receive (docs/unordered.md). */
+    GINNEL_ACK_EVENTS = 1 << 4,         /* Acknowledged bytes are reported. */
+    GINNEL_UNORDERED = 1 << 5,          /* Unordered receive (docs/unordered.md). */
+    GINNEL_FASTOPEN_NO_COOKIE = 1 << 6, /* Fast open: SYNs carry data without a cookie. */
 };
 
 /* Options of a listener, whose connections begin with them, or of a connection. 0 takes the default. A
@@ -266,10 +267,23 @@ struct ginnel_socket_options {
     uint8_t reserved[3];
 };
 
+/* Options of a listener, with those that connections do not have. 0 takes the default. */
+struct ginnel_listen_options {
+    size_t size; /* sizeof(struct ginnel_listen_options) */
+    struct ginnel_socket_options socket;
+    uint32_t fastopen_queue; /* connections of SYNs with data, at most, until their handshake ends; 0: none */
+    uint32_t reserved;
+    uint8_t fastopen_key[16];        /* of cookies (TCP_FASTOPEN_KEY); 0: tcp.fastopen_key */
+    uint8_t fastopen_backup_key[16]; /* whose cookies are accepted, too */
+};
+
 /* Listens on all shards of the stack; each that calls this for the address gets its own handle. options may
  * be NULL. */
 int ginnel_listen(const struct sockaddr *address, socklen_t len, const struct ginnel_socket_options *options,
                   struct ginnel_listener *out);
+/* As ginnel_listen(). Connections are opened fast if the configuration permits that (tcp.fastopen, bit 2). */
+int ginnel_listen_with(const struct sockaddr *address, socklen_t len,
+                       const struct ginnel_listen_options *options, struct ginnel_listener *out);
 /* Stops listening. Connections in the accept queue are reset. */
 int ginnel_unlisten(struct ginnel_listener listener);
 /* Takes a connection from the accept queue, in a loop of the program's own. */
@@ -277,6 +291,14 @@ int ginnel_accept(struct ginnel_listener listener, struct ginnel_conn *out);
 /* Opens a connection: connected or closed follows. local and options may be NULL. */
 int ginnel_connect(const struct sockaddr *remote, socklen_t remote_len, const struct sockaddr *local,
                    socklen_t local_len, const struct ginnel_socket_options *options, struct ginnel_conn *out);
+
+/* Opens a connection fast (RFC 7413), unless tcp.fastopen forbids it: the SYN carries the first of the data
+ * if the peer has given a cookie before, and asks for one otherwise. Returns how many bytes were queued, as
+ * ginnel_send() does; send the others with that. */
+ssize_t ginnel_connect_with_data(const struct sockaddr *remote, socklen_t remote_len,
+                                 const struct sockaddr *local, socklen_t local_len,
+                                 const struct ginnel_socket_options *options, const void *data, size_t len,
+                                 struct ginnel_conn *out);
 
 /* Queues a copy of bytes. Returns how many found room: after fewer than len, the connection becomes
  * writable. */

@@ -6,7 +6,7 @@ use crate::handles::{
     ConnHandle, KernelFdHandle, ListenerHandle, SourceHandle, TimerHandle, UdpSocketHandle,
 };
 use crate::multicast;
-use crate::options::{self, CSocketOptions};
+use crate::options::{self, CListenOptions, CSocketOptions};
 use crate::resources;
 use crate::run::Callbacks;
 use crate::shard_loop::EventList;
@@ -93,6 +93,10 @@ fn header_structures_have_the_layout_of_the_library() {
             "send_buffer_bytes" = send_buffer_bytes, "mss" = mss, "priority" = priority, "tos" = tos,
             "hop_limit" = hop_limit, "reserved" = reserved
         }
+        "ginnel_listen_options" = CListenOptions {
+            "size" = size, "socket" = socket, "fastopen_queue" = fastopen_queue, "reserved" = reserved,
+            "fastopen_key" = fastopen_key, "fastopen_backup_key" = fastopen_backup_key
+        }
         "ginnel_info" = CInfo {
             "local" = local, "remote" = remote, "rtt_ns" = rtt_ns, "rttvar_ns" = rttvar_ns,
             "min_rtt_ns" = min_rtt_ns, "send_queued" = send_queued, "recv_queued" = recv_queued,
@@ -116,7 +120,7 @@ fn header_structures_have_the_layout_of_the_library() {
 }
 
 /// Bits that the header and this library name, without the options of connections.
-const BITS: [(&str, u32); 36] = [
+const BITS: [(&str, u32); 37] = [
     ("EV_INCOMING", event_queue::INCOMING),
     ("EV_CONNECTED", event_queue::CONNECTED),
     ("EV_READABLE", event_queue::READABLE),
@@ -138,6 +142,7 @@ const BITS: [(&str, u32); 36] = [
     ("KEEPALIVE", options::KEEPALIVE),
     ("ACK_EVENTS", options::ACK_EVENTS),
     ("UNORDERED", options::UNORDERED),
+    ("FASTOPEN_NO_COOKIE", options::FASTOPEN_NO_COOKIE),
     ("UDP_REUSE_PORT", udp_options::REUSE_PORT),
     ("UDP_V6_ONLY", udp_options::V6_ONLY),
     ("UDP_BROADCAST", udp_options::BROADCAST),

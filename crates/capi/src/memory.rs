@@ -87,6 +87,29 @@ pub unsafe fn object_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Failure> {
     Ok(unsafe { &mut *pointer })
 }
 
+/// Returns a structure of the caller that begins with its size in bytes. The program may know fewer fields
+/// than this library: the others are 0. `EINVAL` if the structure is smaller than `least`, or larger than
+/// here.
+///
+/// # Safety
+/// A pointer that is neither null nor misaligned points to as many readable bytes as the first field says. A
+/// `T` of all zeros is valid.
+pub unsafe fn sized<T: Copy>(structure: *const T, least: usize, name: &str) -> Result<T, Failure> {
+    check(structure)?;
+    // SAFETY: the first field is there, as the caller says.
+    let size = *unsafe { object(structure.cast::<usize>()) }?;
+    if size < least || size > size_of::<T>() || size % align_of::<T>() != 0 {
+        let text = format!("{name} of {size} bytes: set size to sizeof(struct {name})");
+        return Err(Failure::about(Errno::INVAL, text));
+    }
+    let mut all = core::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: `size` bytes are there, as the caller says, and fit. The others are 0.
+    unsafe {
+        core::ptr::copy_nonoverlapping(structure.cast::<u8>(), all.as_mut_ptr().cast(), size);
+        Ok(all.assume_init())
+    }
+}
+
 /// Writes a result to a variable of the caller.
 ///
 /// # Safety

@@ -21,7 +21,9 @@ pub const KEEPALIVE: u32 = 1 << 3;
 pub const ACK_EVENTS: u32 = 1 << 4;
 /// `GINNEL_UNORDERED`.
 pub const UNORDERED: u32 = 1 << 5;
-const ALL: u32 = (UNORDERED << 1) - 1;
+/// `GINNEL_FASTOPEN_NO_COOKIE`.
+pub const FASTOPEN_NO_COOKIE: u32 = 1 << 6;
+const ALL: u32 = (FASTOPEN_NO_COOKIE << 1) - 1;
 
 /// `struct ginnel_socket_options`. Numbers that are 0 leave the default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,6 +66,7 @@ impl CSocketOptions {
             hop_limit: nonzero(self.hop_limit),
             priority: self.priority,
             unordered: self.has(UNORDERED),
+            fastopen_no_cookie: self.has(FASTOPEN_NO_COOKIE),
             ..SocketOptions::default()
         }
     }
@@ -91,6 +94,42 @@ impl CSocketOptions {
             return Err(OUT_OF_RANGE);
         }
         Ok(ConnectOptions { socket: self.socket(), ..ConnectOptions::default() })
+    }
+}
+
+/// `struct ginnel_listen_options`. Numbers that are 0 leave the default.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CListenOptions {
+    pub size: usize,
+    pub socket: CSocketOptions,
+    pub fastopen_queue: u32,
+    pub reserved: u32,
+    pub fastopen_key: [u8; 16],
+    pub fastopen_backup_key: [u8; 16],
+}
+
+/// Returns a key of fast open; `None` if it is 0.
+fn fastopen_key(bytes: [u8; 16]) -> Option<(u64, u64)> {
+    let key = u128::from_le_bytes(bytes);
+    nonzero(key).map(|key| (key as u64, (key >> 64) as u64))
+}
+
+impl CListenOptions {
+    /// Length in bytes of the structure in the first version that had it.
+    pub const LEAST: usize = core::mem::offset_of!(Self, fastopen_queue);
+
+    /// Returns the options of a listener; `EINVAL` as for [`CSocketOptions::listen`], and for a second key
+    /// without a first one.
+    pub fn listen(&self) -> Result<ListenOptions, Failure> {
+        let mut options = self.socket.listen()?;
+        let keys = (fastopen_key(self.fastopen_key), fastopen_key(self.fastopen_backup_key));
+        if self.reserved != 0 || keys.0.is_none() && keys.1.is_some() {
+            return Err(OUT_OF_RANGE);
+        }
+        options.socket.fastopen_queue = self.fastopen_queue;
+        options.socket.fastopen_keys = keys;
+        Ok(options)
     }
 }
 

@@ -49,18 +49,8 @@ pub struct Callbacks {
 /// `callbacks` is null or points to a structure of as many bytes as its first field says.
 unsafe fn read(callbacks: *const Callbacks) -> Result<Callbacks, Failure> {
     const LEAST: usize = core::mem::offset_of!(Callbacks, unordered);
-    // SAFETY: the first field is there, as the caller says.
-    let size = *unsafe { memory::object(callbacks.cast::<usize>()) }?;
-    if size < LEAST || size > size_of::<Callbacks>() || size % size_of::<usize>() != 0 {
-        let text = format!("callbacks of {size} bytes: set size to sizeof(struct ginnel_callbacks)");
-        return Err(Failure::about(Errno::INVAL, text));
-    }
-    let mut all = core::mem::MaybeUninit::<Callbacks>::zeroed();
-    // SAFETY: `size` bytes are there, as the caller says, and fit. A function pointer of all zeros is `None`.
-    let all = unsafe {
-        core::ptr::copy_nonoverlapping(callbacks.cast::<u8>(), all.as_mut_ptr().cast(), size);
-        all.assume_init()
-    };
+    // SAFETY: as the caller says. A function pointer of all zeros is `None`.
+    let all = unsafe { memory::sized(callbacks, LEAST, "ginnel_callbacks") }?;
     if all.data.is_none() {
         return Err(Failure::new(Errno::INVAL, "callbacks without data"));
     }

@@ -4,10 +4,12 @@
 use crate::current::{check_loop, with_context, with_events};
 use crate::failure::{Failure, call, call_bytes};
 use crate::handles::{ConnHandle, ListenerHandle, SourceHandle};
-use crate::options::{CSocketOptions, option};
+use crate::options::{CListenOptions, CSocketOptions, option};
 use crate::sources::source_id;
 use crate::{address, memory};
 use core::ffi::{c_int, c_void};
+use core::net::SocketAddr;
+use ginnel::ConnectOptions;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
 
@@ -67,6 +69,31 @@ pub unsafe extern "C" fn ginnel_listen(
     })
 }
 
+/// Listens on an address, with the options that only listeners have.
+///
+/// # Safety
+/// `len` bytes at `address` are readable; `options` is null or points to a structure of the size that it
+/// states, `out` to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_listen_with(
+    address: *const sockaddr,
+    len: socklen_t,
+    options: *const CListenOptions,
+    out: *mut ListenerHandle,
+) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        let local = unsafe { address::read(address, len) }?;
+        // SAFETY: as the caller says. All fields are numbers.
+        let options = unsafe { memory::sized(options, CListenOptions::LEAST, "ginnel_listen_options") }?;
+        let options = options.listen()?;
+        // SAFETY: as the caller says.
+        let out = unsafe { memory::object_mut(out) }?;
+        *out = with_context(|cx| Ok(cx.listen(local, options)?))?.into();
+        Ok(0)
+    })
+}
+
 /// Stops listening.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_unlisten(listener: ListenerHandle) -> c_int {
@@ -94,6 +121,27 @@ pub unsafe extern "C" fn ginnel_accept(listener: ListenerHandle, out: *mut ConnH
     })
 }
 
+/// Returns the address of the peer, and the options of a connection to it.
+///
+/// # Safety
+/// `remote_len` bytes at `remote` are readable; `local` is null or points to `local_len` readable bytes;
+/// `options` is null or points to a structure.
+unsafe fn connect_options(
+    remote: *const sockaddr,
+    remote_len: socklen_t,
+    local: *const sockaddr,
+    local_len: socklen_t,
+    options: *const CSocketOptions,
+) -> Result<(SocketAddr, ConnectOptions), Failure> {
+    // SAFETY: as the caller says.
+    let remote = unsafe { address::read(remote, remote_len) }?;
+    // SAFETY: as the caller says.
+    let mut options = unsafe { socket_options(options) }?.connect()?;
+    // SAFETY: as the caller says.
+    options.local = unsafe { address::read_optional(local, local_len) }?;
+    Ok((remote, options))
+}
+
 /// Opens a connection.
 ///
 /// # Safety
@@ -110,15 +158,37 @@ pub unsafe extern "C" fn ginnel_connect(
 ) -> c_int {
     call(|| {
         // SAFETY: as the caller says.
-        let remote = unsafe { address::read(remote, remote_len) }?;
-        // SAFETY: as the caller says.
-        let mut options = unsafe { socket_options(options) }?.connect()?;
-        // SAFETY: as the caller says.
-        options.local = unsafe { address::read_optional(local, local_len) }?;
+        let (remote, options) = unsafe { connect_options(remote, remote_len, local, local_len, options) }?;
         // SAFETY: as the caller says.
         let out = unsafe { memory::object_mut(out) }?;
         *out = with_context(|cx| Ok(cx.connect(remote, options)?))?.into();
         Ok(0)
+    })
+}
+
+/// Opens a connection fast (RFC 7413). Returns the number of bytes of `data` that were queued.
+///
+/// # Safety
+/// As of [`ginnel_connect`], and `len` bytes at `data` are readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_connect_with_data(
+    remote: *const sockaddr,
+    remote_len: socklen_t,
+    local: *const sockaddr,
+    local_len: socklen_t,
+    options: *const CSocketOptions,
+    data: *const c_void,
+    len: usize,
+    out: *mut ConnHandle,
+) -> isize {
+    call_bytes(|| {
+        // SAFETY: as the caller says.
+        let (remote, options) = unsafe { connect_options(remote, remote_len, local, local_len, options) }?;
+        // SAFETY: as the caller says.
+        let (data, out) = unsafe { (memory::bytes(data, len)?, memory::object_mut(out)?) };
+        let (conn, queued) = with_context(|cx| Ok(cx.connect_with_data(remote, options, data)?))?;
+        *out = conn.into();
+        Ok(queued)
     })
 }
 

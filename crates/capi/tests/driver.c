@@ -46,14 +46,23 @@ static struct ginnel_stack *stack;
 static struct ginnel_event high_room[ROOM], low_room[ROOM];
 static struct ginnel_events high = { high_room, ROOM, 0 }, low = { low_room, ROOM, 0 };
 
-static void open_shard(ginnel_classifier classifier, void *arg, struct ginnel_stop *stop)
+/* Opens a shard with more lines of configuration. */
+static void open_configured(const char *lines, ginnel_classifier classifier, void *arg,
+                            struct ginnel_stop *stop)
 {
-    IS(ginnel_config_text(CONFIGURATION, &config), 0);
+    char text[300];
+    snprintf(text, sizeof(text), "%s%s", CONFIGURATION, lines);
+    IS(ginnel_config_text(text, &config), 0);
     IS(ginnel_config_classifier(config, classifier, arg), 0);
     IS(ginnel_open(config, &stack), 0);
     ginnel_config_free(config);
     IS(ginnel_shards(stack), 1);
     IS(ginnel_enter(stack, 0, stop), 0);
+}
+
+static void open_shard(ginnel_classifier classifier, void *arg, struct ginnel_stop *stop)
+{
+    open_configured("", classifier, arg, stop);
 }
 
 static void close_shard(void)
@@ -729,6 +738,70 @@ static void urgent_bytes_are_received_out_of_band(void)
     IS(ginnel_send_urgent(client, NULL, 1), -EFAULT);
     IS(ginnel_send_urgent((struct ginnel_conn){ 0 }, "x", 1), -EBADF);
     IS(ginnel_recv_urgent((struct ginnel_conn){ 0 }), -EBADF);
+    close_shard();
+}
+
+/* Counts SYNs with data that are sent. */
+static uint8_t count_syn_data(void *arg, const struct ginnel_packet *packet, uint8_t usual)
+{
+    const uint8_t *ip = packet->frame + 14, *tcp = ip + 20;
+    CHECK(packet->frame_len >= 34);
+    if (!packet->transmits && ip[0] == 0x45 && ip[9] == IPPROTO_TCP && tcp[13] & 2 && packet->payload_len > 0)
+        ++*(int *)arg;
+    return usual;
+}
+
+static void fast_open_carries_data_in_the_syn(void)
+{
+    struct ginnel_listen_options options = { .size = sizeof(options), .fastopen_queue = 10 };
+    struct ginnel_socket_options no_cookie = { .flags = GINNEL_FASTOPEN_NO_COOKIE };
+    struct ginnel_listener listener[4];
+    struct ginnel_conn client, server;
+    char buffer[10];
+    int syns = 0;
+    open_configured("tcp.fastopen = 3\n", count_syn_data, &syns, NULL);
+    IS(ginnel_listen_with(ADDRESS(PORT), &options, &listener[0]), 0);
+    options.fastopen_key[15] = 1;
+    IS(ginnel_listen_with(ADDRESS(PORT + 1), &options, &listener[1]), 0);
+    options.socket.flags = GINNEL_FASTOPEN_NO_COOKIE;
+    IS(ginnel_listen_with(ADDRESS(PORT + 2), &options, &listener[2]), 0);
+    /* A program that knows fewer options. */
+    options = (struct ginnel_listen_options){ .fastopen_queue = 99 };
+    options.size = offsetof(struct ginnel_listen_options, fastopen_queue);
+    IS(ginnel_listen_with(ADDRESS(PORT + 3), &options, &listener[3]), 0);
+    /* The port, whether the client wants a cookie, and whether the SYN carries data: the first one requests a
+     * cookie, the second one has it. Another key makes it a wrong one, whose data the listener ignores. */
+    static const struct { int port, without_cookie, has_data; } steps[] = {
+        { 0, 0, 0 }, { 0, 0, 1 }, { 1, 0, 1 }, { 2, 1, 1 }, { 3, 0, 1 }, { 3, 1, 1 },
+    };
+    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
+        const struct ginnel_socket_options *wanted = steps[i].without_cookie ? &no_cookie : NULL;
+        int port = steps[i].port, before = syns;
+        IS(ginnel_connect_with_data(ADDRESS(PORT + port), NULL, 0, wanted, "early", 5, &client), 5);
+        IS(expect(GINNEL_EV_INCOMING).source, listener[port].id);
+        IS(ginnel_accept(listener[port], &server), 0);
+        receive(server, buffer, 5);
+        CHECK(memcmp(buffer, "early", 5) == 0);
+        IS(syns - before, steps[i].has_data);
+        IS(ginnel_send(server, "answer", 6), 6);
+        receive(client, buffer, 6);
+        IS(ginnel_conn_abort(client), 0);
+    }
+    IS(ginnel_connect_with_data(ADDRESS(PORT), NULL, 0, NULL, NULL, 1, &client), -EFAULT);
+    IS(ginnel_connect_with_data(ADDRESS(PORT), NULL, 0, NULL, "x", 1, NULL), -EFAULT);
+    IS(ginnel_connect_with_data(NULL, 0, NULL, 0, NULL, "x", 1, &client), -EINVAL);
+    IS(ginnel_listen_with(ADDRESS(99), NULL, &listener[0]), -EFAULT);
+    options.size = 8;
+    IS(ginnel_listen_with(ADDRESS(99), &options, &listener[0]), -EINVAL);
+    CHECK(strstr(ginnel_error(), "ginnel_listen_options"));
+    options.size = sizeof(options) + 8;
+    IS(ginnel_listen_with(ADDRESS(99), &options, &listener[0]), -EINVAL);
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .reserved = 1 };
+    IS(ginnel_listen_with(ADDRESS(99), &options, &listener[0]), -EINVAL);
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .fastopen_backup_key = { 1 } };
+    IS(ginnel_listen_with(ADDRESS(99), &options, &listener[0]), -EINVAL);
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .socket.flags = 1u << 31 };
+    IS(ginnel_listen_with(ADDRESS(99), &options, &listener[0]), -EINVAL);
     close_shard();
 }
 
@@ -1679,6 +1752,7 @@ static const struct {
     CASE(early_bytes_are_received_unordered),
     CASE(messages_overtake_each_other),
     CASE(urgent_bytes_are_received_out_of_band),
+    CASE(fast_open_carries_data_in_the_syn),
     CASE(memory_is_sent_without_a_copy),
     CASE(source_outlives_its_connection),
     CASE(timers_descriptors_and_commands_wake_the_shard),
