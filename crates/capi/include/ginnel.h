@@ -251,6 +251,7 @@ enum {
     GINNEL_ACK_EVENTS = 1 << 4,         /* Acknowledged bytes are reported. */
     GINNEL_UNORDERED = 1 << 5,          /* Unordered receive (docs/unordered.md). */
     GINNEL_FASTOPEN_NO_COOKIE = 1 << 6, /* Fast open: SYNs carry data without a cookie. */
+    GINNEL_MAY_FRAGMENT = 1 << 7,       /* Sends over IPv4 without DF: routers may fragment. */
 };
 
 /* Options of a listener, whose connections begin with them, or of a connection. 0 takes the default. A
@@ -272,9 +273,22 @@ struct ginnel_listen_options {
     size_t size; /* sizeof(struct ginnel_listen_options) */
     struct ginnel_socket_options socket;
     uint32_t fastopen_queue; /* connections of SYNs with data, at most, until their handshake ends; 0: none */
-    uint32_t reserved;
+    uint32_t defer_accept_s; /* seconds for which a connection waits for its first data (TCP_DEFER_ACCEPT) */
     uint8_t fastopen_key[16];        /* of cookies (TCP_FASTOPEN_KEY); 0: tcp.fastopen_key */
     uint8_t fastopen_backup_key[16]; /* whose cookies are accepted, too */
+    uint32_t rto_min_us;             /* as GINNEL_OPT_RTO_MIN_US, from the SYN+ACK on */
+    uint32_t rto_max_ms;
+    uint32_t delayed_ack_max_us;
+    uint8_t min_ttl;       /* IPv4 segments with a smaller TTL are dropped, also SYNs (IP_MINTTL) */
+    uint8_t min_hop_count; /* the same of IPv6 (IPV6_MINHOPCOUNT) */
+    uint8_t save_syn;      /* GINNEL_SAVE_SYN_…: ginnel_conn_saved_syn() */
+    uint8_t reserved;
+};
+
+/* The headers of SYNs that are saved (TCP_SAVE_SYN). */
+enum ginnel_save_syn {
+    GINNEL_SAVE_SYN_PACKET = 1, /* IP and TCP */
+    GINNEL_SAVE_SYN_FRAME = 2,  /* the link, IP and TCP */
 };
 
 /* Listens on all shards of the stack; each that calls this for the address gets its own handle. options may
@@ -381,10 +395,28 @@ enum ginnel_option {
     GINNEL_OPT_HOP_LIMIT = 18,
     GINNEL_OPT_PRIORITY = 19,
     GINNEL_OPT_UNORDERED = 20,
+    GINNEL_OPT_MIN_HOP_LIMIT = 21,   /* Segments with a smaller one are dropped; 0: none. */
+    GINNEL_OPT_RTO_MIN_US = 22,      /* 1,000 to 200,000 */
+    GINNEL_OPT_RTO_MAX_MS = 23,      /* 1,000 to 120,000 */
+    GINNEL_OPT_DELACK_MAX_US = 24,   /* 1,000 to 200,000 */
+    GINNEL_OPT_SYNCNT = 25,          /* 1 to 127 */
+    GINNEL_OPT_LINGER2_S = 26,       /* 1 to 32,767 */
+    GINNEL_OPT_MAX_PACING_RATE = 27, /* in bytes a second; 0: no limit */
+    GINNEL_OPT_MAY_FRAGMENT = 28,
+    GINNEL_OPT_CONGESTION = 29, /* GINNEL_CONGESTION_… */
+};
+
+enum ginnel_congestion {
+    GINNEL_CONGESTION_CUBIC = 0,
+    GINNEL_CONGESTION_NEWRENO = 1,
+    GINNEL_CONGESTION_BBR = 2,
 };
 
 /* Sets an option. EINVAL: out of range. ENOPROTOOPT: no such option. */
 int ginnel_conn_set_option(struct ginnel_conn conn, int option, int64_t value);
+/* Copies the headers of the SYN that began a connection, and discards them. Returns their length: if that is
+ * more than len, nothing was copied, and they are kept. 0: none are saved. */
+ssize_t ginnel_conn_saved_syn(struct ginnel_conn conn, void *buffer, size_t len);
 /* A number of the program, which events carry; 0 at first. */
 int ginnel_conn_set_token(struct ginnel_conn conn, uint32_t token);
 int ginnel_conn_token(struct ginnel_conn conn, uint32_t *token);

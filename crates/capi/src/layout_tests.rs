@@ -16,7 +16,7 @@ use crate::udp_errors::CUdpError;
 use crate::udp_options::{self, CMulticastOptions, CUdpOptions};
 use core::ffi::c_int;
 use core::time::Duration;
-use ginnel::{PmtuDiscovery, TcpOption};
+use ginnel::{CongestionControl, PmtuDiscovery, TcpOption};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -94,8 +94,11 @@ fn header_structures_have_the_layout_of_the_library() {
             "hop_limit" = hop_limit, "reserved" = reserved
         }
         "ginnel_listen_options" = CListenOptions {
-            "size" = size, "socket" = socket, "fastopen_queue" = fastopen_queue, "reserved" = reserved,
-            "fastopen_key" = fastopen_key, "fastopen_backup_key" = fastopen_backup_key
+            "size" = size, "socket" = socket, "fastopen_queue" = fastopen_queue,
+            "defer_accept_s" = defer_accept_s, "fastopen_key" = fastopen_key,
+            "fastopen_backup_key" = fastopen_backup_key, "rto_min_us" = rto_min_us,
+            "rto_max_ms" = rto_max_ms, "delayed_ack_max_us" = delayed_ack_max_us, "min_ttl" = min_ttl,
+            "min_hop_count" = min_hop_count, "save_syn" = save_syn, "reserved" = reserved
         }
         "ginnel_info" = CInfo {
             "local" = local, "remote" = remote, "rtt_ns" = rtt_ns, "rttvar_ns" = rttvar_ns,
@@ -120,7 +123,7 @@ fn header_structures_have_the_layout_of_the_library() {
 }
 
 /// Bits that the header and this library name, without the options of connections.
-const BITS: [(&str, u32); 37] = [
+const BITS: [(&str, u32); 40] = [
     ("EV_INCOMING", event_queue::INCOMING),
     ("EV_CONNECTED", event_queue::CONNECTED),
     ("EV_READABLE", event_queue::READABLE),
@@ -143,6 +146,9 @@ const BITS: [(&str, u32); 37] = [
     ("ACK_EVENTS", options::ACK_EVENTS),
     ("UNORDERED", options::UNORDERED),
     ("FASTOPEN_NO_COOKIE", options::FASTOPEN_NO_COOKIE),
+    ("MAY_FRAGMENT", options::MAY_FRAGMENT),
+    ("SAVE_SYN_PACKET", options::SAVE_SYN_PACKET as u32),
+    ("SAVE_SYN_FRAME", options::SAVE_SYN_FRAME as u32),
     ("UDP_REUSE_PORT", udp_options::REUSE_PORT),
     ("UDP_V6_ONLY", udp_options::V6_ONLY),
     ("UDP_BROADCAST", udp_options::BROADCAST),
@@ -161,7 +167,7 @@ const BITS: [(&str, u32); 37] = [
 ];
 
 /// The options of connections, each with the value 7 of C.
-const OPTIONS: [(&str, TcpOption); 20] = [
+const OPTIONS: [(&str, TcpOption); 28] = [
     ("OPT_NODELAY", TcpOption::NoDelay(true)),
     ("OPT_CORK", TcpOption::Cork(true)),
     ("OPT_MORE", TcpOption::More(true)),
@@ -182,6 +188,21 @@ const OPTIONS: [(&str, TcpOption); 20] = [
     ("OPT_HOP_LIMIT", TcpOption::HopLimit(Some(7))),
     ("OPT_PRIORITY", TcpOption::Priority(7)),
     ("OPT_UNORDERED", TcpOption::Unordered(true)),
+    ("OPT_MIN_HOP_LIMIT", TcpOption::MinHopLimit(7)),
+    ("OPT_RTO_MIN_US", TcpOption::RtoMin(Duration::from_micros(7))),
+    ("OPT_RTO_MAX_MS", TcpOption::RtoMax(Duration::from_millis(7))),
+    ("OPT_DELACK_MAX_US", TcpOption::DelayedAckMax(Duration::from_micros(7))),
+    ("OPT_SYNCNT", TcpOption::SynRetries(7)),
+    ("OPT_LINGER2_S", TcpOption::Linger2(Duration::from_secs(7))),
+    ("OPT_MAX_PACING_RATE", TcpOption::MaxPacingRate(7)),
+    ("OPT_MAY_FRAGMENT", TcpOption::MayFragment(true)),
+];
+
+/// The algorithms of congestion control, for the option that the value 7 does not suit.
+const CONGESTION: [(&str, CongestionControl); 3] = [
+    ("CONGESTION_CUBIC", CongestionControl::Cubic),
+    ("CONGESTION_NEWRENO", CongestionControl::NewReno),
+    ("CONGESTION_BBR", CongestionControl::Bbr),
 ];
 
 /// The modes of path MTU discovery.
@@ -198,6 +219,7 @@ const PMTU_DISCOVERY: [(&str, PmtuDiscovery); 6] = [
 fn header_constants_have_the_values_of_the_library() {
     let names = BITS.map(|(name, _)| name).into_iter().chain(OPTIONS.map(|(name, _)| name));
     let names = names.chain(PMTU_DISCOVERY.map(|(name, _)| name));
+    let names = names.chain(CONGESTION.map(|(name, _)| name)).chain(["OPT_CONGESTION"]);
     let names: Vec<String> = names.map(|name| format!("GINNEL_{name}")).collect();
     let mut values = evaluate_in_c(&names).into_iter();
     for ((name, bit), in_c) in BITS.into_iter().zip(values.by_ref()) {
@@ -210,8 +232,13 @@ fn header_constants_have_the_values_of_the_library() {
         assert_eq!(udp_options::pmtu_discovery(in_c as u8), Some(mode), "{name}");
     }
     assert_eq!(udp_options::pmtu_discovery(PMTU_DISCOVERY.len() as u8), None);
+    for ((name, algorithm), in_c) in CONGESTION.into_iter().zip(values.by_ref()) {
+        assert_eq!(options::congestion(in_c as i64).ok(), Some(algorithm), "{name}");
+    }
+    let congestion = values.next().unwrap() as c_int;
+    assert_eq!(options::option(congestion, 2).ok(), Some(TcpOption::Congestion(CongestionControl::Bbr)));
     assert_eq!(values.next(), None);
-    let unknown = OPTIONS.len() as c_int + 1;
+    let unknown = OPTIONS.len() as c_int + 2;
     assert!(options::option(0, 7).is_err() && options::option(unknown, 7).is_err());
     // The header has no other constants.
     let header = include_str!("../include/ginnel.h");

@@ -3,7 +3,10 @@
 use crate::failure::Failure;
 use core::ffi::c_int;
 use core::time::Duration;
-use ginnel::{ConnectOptions, ListenOptions, SocketOptions, TcpOption};
+use ginnel::{
+    CongestionControl, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpOption,
+    defer_accept_timeouts,
+};
 use rustix::io::Errno;
 
 const UNKNOWN: Failure = Failure::new(Errno::NOPROTOOPT, "no such option");
@@ -23,7 +26,14 @@ pub const ACK_EVENTS: u32 = 1 << 4;
 pub const UNORDERED: u32 = 1 << 5;
 /// `GINNEL_FASTOPEN_NO_COOKIE`.
 pub const FASTOPEN_NO_COOKIE: u32 = 1 << 6;
-const ALL: u32 = (FASTOPEN_NO_COOKIE << 1) - 1;
+/// `GINNEL_MAY_FRAGMENT`.
+pub const MAY_FRAGMENT: u32 = 1 << 7;
+const ALL: u32 = (MAY_FRAGMENT << 1) - 1;
+
+/// `GINNEL_SAVE_SYN_PACKET`.
+pub const SAVE_SYN_PACKET: u8 = 1;
+/// `GINNEL_SAVE_SYN_FRAME`.
+pub const SAVE_SYN_FRAME: u8 = 2;
 
 /// `struct ginnel_socket_options`. Numbers that are 0 leave the default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,6 +77,7 @@ impl CSocketOptions {
             priority: self.priority,
             unordered: self.has(UNORDERED),
             fastopen_no_cookie: self.has(FASTOPEN_NO_COOKIE),
+            may_fragment: self.has(MAY_FRAGMENT),
             ..SocketOptions::default()
         }
     }
@@ -104,9 +115,16 @@ pub struct CListenOptions {
     pub size: usize,
     pub socket: CSocketOptions,
     pub fastopen_queue: u32,
-    pub reserved: u32,
+    pub defer_accept_s: u32,
     pub fastopen_key: [u8; 16],
     pub fastopen_backup_key: [u8; 16],
+    pub rto_min_us: u32,
+    pub rto_max_ms: u32,
+    pub delayed_ack_max_us: u32,
+    pub min_ttl: u8,
+    pub min_hop_count: u8,
+    pub save_syn: u8,
+    pub reserved: u8,
 }
 
 /// Returns a key of fast open; `None` if it is 0.
@@ -123,18 +141,48 @@ impl CListenOptions {
     /// without a first one.
     pub fn listen(&self) -> Result<ListenOptions, Failure> {
         let mut options = self.socket.listen()?;
+        let micros = |micros: u32| nonzero(micros).map(|micros| Duration::from_micros(micros.into()));
         let keys = (fastopen_key(self.fastopen_key), fastopen_key(self.fastopen_backup_key));
         if self.reserved != 0 || keys.0.is_none() && keys.1.is_some() {
             return Err(OUT_OF_RANGE);
         }
-        options.socket.fastopen_queue = self.fastopen_queue;
-        options.socket.fastopen_keys = keys;
+        options.socket = SocketOptions {
+            fastopen_queue: self.fastopen_queue,
+            fastopen_keys: keys,
+            defer_accept: defer_accept_timeouts(self.defer_accept_s),
+            rto_min: micros(self.rto_min_us),
+            rto_max: nonzero(self.rto_max_ms).map(|millis| Duration::from_millis(millis.into())),
+            delayed_ack_max: micros(self.delayed_ack_max_us),
+            min_ttl: self.min_ttl,
+            min_hop_count: self.min_hop_count,
+            save_syn: match self.save_syn {
+                0 => SaveSyn::Off,
+                SAVE_SYN_PACKET => SaveSyn::Packet,
+                SAVE_SYN_FRAME => SaveSyn::Frame,
+                _ => return Err(OUT_OF_RANGE),
+            },
+            ..options.socket
+        };
         Ok(options)
     }
 }
 
-/// Returns the option with the number `GINNEL_OPT_…` of `ginnel.h`. `value` is in seconds for `KeepIdle` and
-/// `KeepInterval`, in milliseconds for `UserTimeout`, and otherwise in the unit of the [`TcpOption`].
+/// Returns the algorithm with the number `GINNEL_CONGESTION_…` of `ginnel.h`.
+///
+/// # Errors
+/// `EINVAL` if there is none.
+pub fn congestion(number: i64) -> Result<CongestionControl, Failure> {
+    Ok(match number {
+        0 => CongestionControl::Cubic,
+        1 => CongestionControl::NewReno,
+        2 => CongestionControl::Bbr,
+        _ => return Err(OUT_OF_RANGE),
+    })
+}
+
+/// Returns the option with the number `GINNEL_OPT_…` of `ginnel.h`. `value` is in seconds for `KeepIdle`,
+/// `KeepInterval` and `Linger2`, in milliseconds for `UserTimeout` and `RtoMax`, in microseconds for `RtoMin`
+/// and `DelayedAckMax`, and otherwise in the unit of the [`TcpOption`].
 ///
 /// # Errors
 /// `ENOPROTOOPT` for an unknown number, `EINVAL` for a value that the option's type cannot have.
@@ -142,6 +190,7 @@ pub fn option(number: c_int, value: i64) -> Result<TcpOption, Failure> {
     let on = value != 0;
     let millis = || u64::try_from(value).map(Duration::from_millis).map_err(|_| OUT_OF_RANGE);
     let seconds = || u64::try_from(value).map(Duration::from_secs).map_err(|_| OUT_OF_RANGE);
+    let micros = || u64::try_from(value).map(Duration::from_micros).map_err(|_| OUT_OF_RANGE);
     let byte = || u8::try_from(value).map_err(|_| OUT_OF_RANGE);
     let short = || u16::try_from(value).map_err(|_| OUT_OF_RANGE);
     let word = || u32::try_from(value).map_err(|_| OUT_OF_RANGE);
@@ -166,6 +215,15 @@ pub fn option(number: c_int, value: i64) -> Result<TcpOption, Failure> {
         18 => TcpOption::HopLimit(nonzero(byte()?)),
         19 => TcpOption::Priority(byte()?),
         20 => TcpOption::Unordered(on),
+        21 => TcpOption::MinHopLimit(byte()?),
+        22 => TcpOption::RtoMin(micros()?),
+        23 => TcpOption::RtoMax(millis()?),
+        24 => TcpOption::DelayedAckMax(micros()?),
+        25 => TcpOption::SynRetries(byte()?),
+        26 => TcpOption::Linger2(seconds()?),
+        27 => TcpOption::MaxPacingRate(u64::try_from(value).map_err(|_| OUT_OF_RANGE)?),
+        28 => TcpOption::MayFragment(on),
+        29 => TcpOption::Congestion(congestion(value)?),
         _ => return Err(UNKNOWN),
     })
 }

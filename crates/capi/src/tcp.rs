@@ -450,6 +450,28 @@ pub extern "C" fn ginnel_conn_set_option(conn: ConnHandle, number: c_int, value:
     })
 }
 
+/// Copies the headers of the SYN that began a connection, which are discarded then. Returns their length. If
+/// it is more than `len`, nothing is copied, and they are kept.
+///
+/// # Safety
+/// `len` bytes at `buffer` are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_conn_saved_syn(conn: ConnHandle, buffer: *mut c_void, len: usize) -> isize {
+    call_bytes(|| {
+        let conn = conn.get()?;
+        // SAFETY: as the caller says.
+        let buffer = unsafe { memory::bytes_mut(buffer, len) }?;
+        let headers = with_context(|cx| {
+            cx.state(conn)?;
+            Ok(cx.saved_syn(conn, len))
+        })?;
+        if let Some(room) = buffer.get_mut(..headers.len()) {
+            room.copy_from_slice(&headers);
+        }
+        Ok(headers.len())
+    })
+}
+
 /// Stores a number with a connection.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_conn_set_token(conn: ConnHandle, token: u32) -> c_int {

@@ -805,6 +805,109 @@ static void fast_open_carries_data_in_the_syn(void)
     close_shard();
 }
 
+/* Drives the shard for some milliseconds. Returns whether an event with one of these bits happened. */
+static int happens(uint32_t events)
+{
+    int found = 0;
+    for (int i = 0; i < 10; i++) {
+        CHECK(ginnel_wait(NULL, &low, 3) >= 0);
+        found |= find(&low, events) != NULL;
+    }
+    return found;
+}
+
+static void listener_options_are_applied(void)
+{
+    struct ginnel_listen_options options = { .size = sizeof(options), .min_ttl = 65 };
+    struct ginnel_socket_options far = { .hop_limit = 64 }, near = { .hop_limit = 65 };
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    uint8_t headers[200];
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen_with(ADDRESS(1), &options, &listener), 0);
+    IS(ginnel_connect(ADDRESS(1), NULL, 0, &far, &client), 0);
+    IS(happens(GINNEL_EV_INCOMING | GINNEL_EV_CONNECTED | GINNEL_EV_CLOSED), 0);
+    IS(ginnel_conn_abort(client), 0);
+    IS(ginnel_connect(ADDRESS(1), NULL, 0, &near, &client), 0);
+    IS(expect(GINNEL_EV_INCOMING).source, listener.id);
+    IS(ginnel_accept(listener, &server), 0);
+    IS(ginnel_conn_saved_syn(server, headers, sizeof(headers)), 0);
+    /* A connection without data is not accepted. */
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .defer_accept_s = 10 };
+    options.save_syn = GINNEL_SAVE_SYN_PACKET;
+    IS(ginnel_listen_with(ADDRESS(2), &options, &listener), 0);
+    IS(ginnel_connect(ADDRESS(2), NULL, 0, &near, &client), 0);
+    IS(happens(GINNEL_EV_INCOMING), 0);
+    IS(ginnel_send(client, "x", 1), 1);
+    IS(expect(GINNEL_EV_INCOMING).source, listener.id);
+    IS(ginnel_accept(listener, &server), 0);
+    /* The headers of its SYN. */
+    memset(headers, 0xee, sizeof(headers));
+    ssize_t len = ginnel_conn_saved_syn(server, headers, 39);
+    CHECK(len >= 40 && len <= 80);
+    IS(headers[0], 0xee);
+    IS(ginnel_conn_saved_syn(server, NULL, 0), len);
+    IS(ginnel_conn_saved_syn(server, headers, (size_t)len), len);
+    IS(headers[0], 0x45);
+    IS(headers[8], 65);
+    IS(headers[20 + 13] & 0x12, 2);
+    IS(ginnel_conn_saved_syn(server, headers, sizeof(headers)), 0);
+    IS(ginnel_conn_saved_syn(server, NULL, 1), -EFAULT);
+    IS(ginnel_conn_saved_syn((struct ginnel_conn){ 0 }, headers, 1), -EBADF);
+    IS(ginnel_conn_saved_syn((struct ginnel_conn){ 99 }, headers, 1), -EBADF);
+
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .save_syn = 3 };
+    IS(ginnel_listen_with(ADDRESS(3), &options, &listener), -EINVAL);
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .rto_min_us = 200001 };
+    IS(ginnel_listen_with(ADDRESS(3), &options, &listener), -EINVAL);
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .rto_max_ms = 999 };
+    IS(ginnel_listen_with(ADDRESS(3), &options, &listener), -EINVAL);
+    options = (struct ginnel_listen_options){ .size = sizeof(options), .delayed_ack_max_us = 999 };
+    IS(ginnel_listen_with(ADDRESS(3), &options, &listener), -EINVAL);
+    options = (struct ginnel_listen_options){
+        .size = sizeof(options), .rto_min_us = 200000, .rto_max_ms = 1000, .delayed_ack_max_us = 1000
+    };
+    IS(ginnel_listen_with(ADDRESS(3), &options, &listener), 0);
+    close_shard();
+}
+
+static void connection_options_are_applied(void)
+{
+    static const struct { int option; long long least, most; } ranges[] = {
+        { GINNEL_OPT_MIN_HOP_LIMIT, 0, 255 },
+        { GINNEL_OPT_RTO_MIN_US, 1000, 200000 },
+        { GINNEL_OPT_RTO_MAX_MS, 1000, 120000 },
+        { GINNEL_OPT_DELACK_MAX_US, 1000, 200000 },
+        { GINNEL_OPT_SYNCNT, 1, 127 },
+        { GINNEL_OPT_LINGER2_S, 1, 32767 },
+        { GINNEL_OPT_MAX_PACING_RATE, 0, INT64_MAX },
+        { GINNEL_OPT_CONGESTION, GINNEL_CONGESTION_CUBIC, GINNEL_CONGESTION_BBR },
+    };
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    char buffer[10];
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    open_pair(listener, PORT, &client, &server);
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(*ranges); i++) {
+        IS(ginnel_conn_set_option(client, ranges[i].option, ranges[i].least - 1), -EINVAL);
+        if (ranges[i].most < INT64_MAX)
+            IS(ginnel_conn_set_option(client, ranges[i].option, ranges[i].most + 1), -EINVAL);
+        IS(ginnel_conn_set_option(client, ranges[i].option, ranges[i].most), 0);
+        IS(ginnel_conn_set_option(client, ranges[i].option, ranges[i].least), 0);
+    }
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_MAY_FRAGMENT, 1), 0);
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_CONGESTION + 1, 1), -ENOPROTOOPT);
+    /* Segments from afar are dropped. */
+    IS(ginnel_conn_set_option(server, GINNEL_OPT_MIN_HOP_LIMIT, 255), 0);
+    IS(ginnel_send(client, "x", 1), 1);
+    IS(happens(GINNEL_EV_READABLE), 0);
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_HOP_LIMIT, 255), 0);
+    IS(expect(GINNEL_EV_READABLE).source, server.id);
+    IS(ginnel_recv(server, buffer, sizeof(buffer)), 1);
+    close_shard();
+}
+
 static int released;
 
 static void count_release(void *arg, const void *data, size_t len)
@@ -1753,6 +1856,8 @@ static const struct {
     CASE(messages_overtake_each_other),
     CASE(urgent_bytes_are_received_out_of_band),
     CASE(fast_open_carries_data_in_the_syn),
+    CASE(listener_options_are_applied),
+    CASE(connection_options_are_applied),
     CASE(memory_is_sent_without_a_copy),
     CASE(source_outlives_its_connection),
     CASE(timers_descriptors_and_commands_wake_the_shard),

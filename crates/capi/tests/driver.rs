@@ -52,6 +52,8 @@ cases! {
     messages_overtake_each_other
     urgent_bytes_are_received_out_of_band
     fast_open_carries_data_in_the_syn
+    listener_options_are_applied
+    connection_options_are_applied
     memory_is_sent_without_a_copy
     source_outlives_its_connection
     timers_descriptors_and_commands_wake_the_shard

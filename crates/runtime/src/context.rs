@@ -401,9 +401,10 @@ impl<'a> Context<'a> {
         self.core.stack.local()?.udp_filter(socket)
     }
 
-    /// Returns the headers of the SYN that began a connection. The engine discards them if they fit into
-    /// `max_len` bytes.
-    pub(crate) fn saved_syn(&mut self, conn: Conn, max_len: usize) -> Vec<u8> {
+    /// Returns the headers of the SYN that began a connection, if its listener saves them
+    /// ([`SocketOptions::save_syn`]); empty if there are none, or the engine is in another thread. The engine
+    /// discards them if they fit into `max_len` bytes.
+    pub fn saved_syn(&mut self, conn: Conn, max_len: usize) -> Vec<u8> {
         let Some(stack) = self.core.stack.local_mut() else { return Vec::new() };
         let bytes = stack.saved_syn(conn).unwrap_or_default().to_vec();
         if bytes.len() <= max_len {
