@@ -558,6 +558,9 @@ int ginnel_udp_close(struct ginnel_udp socket);
 /* Expires once, after_ns from now, rounded up by 66 µs at most. out may be NULL. ENOBUFS:
  * shard.timers_max. */
 int ginnel_timer_set(uint64_t after_ns, uint64_t token, struct ginnel_timer *out);
+/* Expires once, in the first turn that begins at at_ns or later: nanoseconds of CLOCK_MONOTONIC, without
+ * rounding. Shortly before, the shard polls instead of sleeping. out may be NULL. ENOBUFS: as above. */
+int ginnel_timer_set_exact(uint64_t at_ns, uint64_t token, struct ginnel_timer *out);
 /* EBADF: it has expired. */
 int ginnel_timer_cancel(struct ginnel_timer timer);
 
@@ -576,6 +579,16 @@ int ginnel_fd_remove(struct ginnel_fd fd);
 int ginnel_class(void);
 /* Returns the index of the shard. */
 int ginnel_shard(void);
+/* Returns the index of the worker (shard.workers) that runs this callback, or 0. */
+int ginnel_worker(void);
+/* Returns 1 if the shard serves the device of a local address, whose port does not matter, and 0 otherwise.
+ * It serves all unless devices have shards of their own (device.shards). */
+int ginnel_serves(const struct sockaddr *local, socklen_t len);
+/* Reads a random number, which cannot be predicted from outside. */
+int ginnel_random(uint64_t *number);
+/* Reads a counter of the shard, by its name in docs/statistics.md: "shard.…", "tcp.…", "ip.…" or "drop.…".
+ * Compares the name with all others of its group. ENOENT: no such counter. */
+int ginnel_counter(const char *name, uint64_t *value);
 /* Reads the time of the current burst: nanoseconds of CLOCK_MONOTONIC. */
 int ginnel_now(uint64_t *nanos);
 /* Ends the shard of this callback after the current turn. Close connections first. */

@@ -4,10 +4,11 @@
 use crate::current::{is_callback, with_context};
 use crate::failure::{Failure, STALE, call};
 use crate::handles::{KernelFdHandle, TimerHandle};
-use crate::memory;
-use core::ffi::c_int;
+use crate::{address, memory};
+use core::ffi::{c_char, c_int};
 use core::time::Duration;
-use ginnel::{Context, Interest, KernelFd, Timer};
+use ginnel::{Context, Instant, Interest, KernelFd, Timer};
+use libc::{sockaddr, socklen_t};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
@@ -27,12 +28,35 @@ pub unsafe extern "C" fn ginnel_timer_set(after_ns: u64, token: u64, out: *mut T
     call(|| {
         memory::check_optional(out)?;
         let timer = with_context(|cx| Ok(cx.set_timer(Duration::from_nanos(after_ns), token)))?;
-        let timer = timer.ok_or(Failure::new(Errno::NOBUFS, "shard.timers_max timers are set"))?;
-        if !out.is_null() {
-            // SAFETY: as the caller says.
-            unsafe { memory::write(out, TimerHandle { id: timer.to_bits() }) }?;
-        }
-        Ok(0)
+        // SAFETY: as the caller says.
+        unsafe { give_timer(timer, out) }
+    })
+}
+
+/// Gives C the handle of a timer, if `out` is not null; `ENOBUFS` if there is no timer.
+///
+/// # Safety
+/// `out` is null or points to a variable.
+unsafe fn give_timer(timer: Option<Timer>, out: *mut TimerHandle) -> Result<c_int, Failure> {
+    let timer = timer.ok_or(Failure::new(Errno::NOBUFS, "shard.timers_max timers are set"))?;
+    if !out.is_null() {
+        // SAFETY: as the caller says.
+        unsafe { memory::write(out, TimerHandle { id: timer.to_bits() }) }?;
+    }
+    Ok(0)
+}
+
+/// Sets a timer that expires at `at_ns` nanoseconds of `CLOCK_MONOTONIC`, without rounding.
+///
+/// # Safety
+/// `out` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_timer_set_exact(at_ns: u64, token: u64, out: *mut TimerHandle) -> c_int {
+    call(|| {
+        memory::check_optional(out)?;
+        let timer = with_context(|cx| Ok(cx.set_exact_timer(Instant::from_nanos(at_ns), token)))?;
+        // SAFETY: as the caller says.
+        unsafe { give_timer(timer, out) }
     })
 }
 
@@ -123,6 +147,71 @@ pub extern "C" fn ginnel_class() -> c_int {
 pub extern "C" fn ginnel_shard() -> c_int {
     // There are at most 64 shards.
     ask(|cx| cx.shard() as c_int)
+}
+
+/// Returns the index of the worker.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_worker() -> c_int {
+    // There are at most 4,096 workers.
+    ask(|cx| cx.worker() as c_int)
+}
+
+/// Returns whether the shard serves the device of a local address: 1 or 0.
+///
+/// # Safety
+/// `len` bytes at `local` are readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_serves(local: *const sockaddr, len: socklen_t) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        let local = unsafe { address::read(local, len) }?.ip();
+        with_context(|cx| Ok(cx.serves(local).into()))
+    })
+}
+
+/// Stores a random number.
+///
+/// # Safety
+/// `number` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_random(number: *mut u64) -> c_int {
+    call(|| {
+        let random = with_context(|cx| Ok(cx.random_u64()))?;
+        // SAFETY: as the caller says.
+        unsafe { memory::write(number, random) }?;
+        Ok(0)
+    })
+}
+
+/// Returns the value of a counter of the shard, TCP or the network layer; `None` if there is no such counter.
+fn counter(cx: &Context<'_>, name: &str) -> Option<u64> {
+    let (group, item) = name.split_once('.')?;
+    let network = cx.network_stats();
+    let mut entries: &mut dyn Iterator<Item = (&str, u64)> = match group {
+        "shard" => &mut cx.stats().iter(),
+        "tcp" => &mut cx.tcp_stats().entries(),
+        "ip" => &mut network.entries(),
+        "drop" => &mut cx.network_drops().entries(),
+        _ => return None,
+    };
+    Iterator::find(&mut entries, |(name, _)| *name == item).map(|(_, value)| value)
+}
+
+/// Stores the value of a counter; `ENOENT` if there is no such counter.
+///
+/// # Safety
+/// `name` is null or a C string; `value` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_counter(name: *const c_char, value: *mut u64) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        let name = unsafe { memory::text(name) }?;
+        let found = with_context(|cx| Ok(counter(cx, name)))?;
+        let found = found.ok_or_else(|| Failure::about(Errno::NOENT, format!("no counter {name:?}")))?;
+        // SAFETY: as the caller says.
+        unsafe { memory::write(value, found) }?;
+        Ok(0)
+    })
 }
 
 /// Ends the shard after this turn.

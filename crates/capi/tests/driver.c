@@ -1054,6 +1054,90 @@ static void timers_descriptors_and_commands_wake_the_shard(void)
     ginnel_commander_free(commander);
 }
 
+static void exact_timers_expire_in_order(void)
+{
+    struct ginnel_timer timer;
+    uint64_t start, now;
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_now(&start), 0);
+    IS(ginnel_timer_set_exact(start + 10000001, 2, NULL), 0);
+    IS(ginnel_timer_set_exact(start + 10000000, 1, &timer), 0);
+    IS(ginnel_timer_set_exact(UINT64_MAX, 3, NULL), 0);
+    IS(ginnel_timer_set_exact(start + 5000000, 4, (struct ginnel_timer *)((char *)&timer + 1)), -EFAULT);
+    for (uint64_t token = 1; token <= 2; token++) {
+        struct ginnel_events one = { low_room, 1, 0 };
+        IS(ginnel_wait(NULL, &one, 5000), 1);
+        IS(one.events[0].token, token);
+        IS(ginnel_now(&now), 0);
+        CHECK(now >= start + 9999999 + token);
+    }
+    IS(ginnel_timer_cancel(timer), -EBADF);
+    /* A time that has passed. */
+    IS(ginnel_timer_set_exact(0, 5, &timer), 0);
+    IS(expect(GINNEL_EV_TIMER).token, 5);
+    IS(ginnel_timer_set_exact(start + 1000000000000, 6, &timer), 0);
+    IS(ginnel_timer_cancel(timer), 0);
+    IS(ginnel_wait(NULL, &low, 10), 0);
+    close_shard();
+    IS(ginnel_timer_set_exact(0, 5, &timer), -EPERM);
+}
+
+/* Opens a socket that is connected to a port of this shard. */
+static struct ginnel_udp connected_socket(uint16_t port)
+{
+    struct ginnel_udp socket;
+    IS(ginnel_udp_bind(ADDRESS(0), 0, &socket), 0);
+    IS(ginnel_udp_connect(socket, ADDRESS(port)), 0);
+    return socket;
+}
+
+static void shard_answers_questions(void)
+{
+    static const struct { const char *name; uint64_t least, most; } counters[] = {
+        { "shard.timers", 1, 1 }, { "tcp.active_opens", 1, 1 }, { "ip.rx_udp", 1, 1 },
+        { "drop.bad_ip_checksum", 0, 0 },
+    };
+    enum { COUNTERS = sizeof(counters) / sizeof(*counters) };
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    uint64_t before[COUNTERS], after, random[2];
+    struct ginnel_udp socket;
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_shard(), 0);
+    IS(ginnel_worker(), 0);
+    IS(ginnel_serves(ADDRESS(0)), 1);
+    IS(ginnel_serves(NULL, 16), -EFAULT);
+    IS(ginnel_random(&random[0]), 0);
+    IS(ginnel_random(&random[1]), 0);
+    CHECK(random[0] != random[1]);
+    IS(ginnel_random(NULL), -EFAULT);
+    for (int i = 0; i < COUNTERS; i++)
+        IS(ginnel_counter(counters[i].name, &before[i]), 0);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    open_pair(listener, PORT, &client, &server);
+    IS(ginnel_udp_bind(ADDRESS(53), 0, &socket), 0);
+    IS(ginnel_udp_send(connected_socket(53), "x", 1, NULL, 0, NULL, 0), 0);
+    IS(expect(GINNEL_EV_DATAGRAMS).source, socket.id);
+    IS(ginnel_timer_set(0, 1, NULL), 0);
+    IS(expect(GINNEL_EV_TIMER).token, 1);
+    for (int i = 0; i < COUNTERS; i++) {
+        IS(ginnel_counter(counters[i].name, &after), 0);
+        CHECK(after - before[i] >= counters[i].least && after - before[i] <= counters[i].most);
+    }
+    IS(ginnel_counter("tcp", &after), -ENOENT);
+    IS(ginnel_counter("tcp.nothing", &after), -ENOENT);
+    CHECK(strstr(ginnel_error(), "tcp.nothing"));
+    IS(ginnel_counter("pool.turns", &after), -ENOENT);
+    IS(ginnel_counter(NULL, &after), -EFAULT);
+    IS(ginnel_counter("\xff", &after), -EILSEQ);
+    IS(ginnel_counter("shard.turns", NULL), -EFAULT);
+    close_shard();
+    IS(ginnel_worker(), -EPERM);
+    IS(ginnel_serves(ADDRESS(0)), -EPERM);
+    IS(ginnel_random(&random[0]), -EPERM);
+    IS(ginnel_counter("shard.turns", &after), -EPERM);
+}
+
 static void datagrams_are_carried(void)
 {
     struct ginnel_udp server, client;
@@ -1093,15 +1177,6 @@ static uint8_t keep_priority(void *arg, const struct ginnel_packet *packet, uint
     (void)arg;
     (void)packet;
     return usual;
-}
-
-/* Opens a socket that is connected to a port of this shard. */
-static struct ginnel_udp connected_socket(uint16_t port)
-{
-    struct ginnel_udp socket;
-    IS(ginnel_udp_bind(ADDRESS(0), 0, &socket), 0);
-    IS(ginnel_udp_connect(socket, ADDRESS(port)), 0);
-    return socket;
 }
 
 static void udp_options_are_applied(void)
@@ -1861,6 +1936,8 @@ static const struct {
     CASE(memory_is_sent_without_a_copy),
     CASE(source_outlives_its_connection),
     CASE(timers_descriptors_and_commands_wake_the_shard),
+    CASE(exact_timers_expire_in_order),
+    CASE(shard_answers_questions),
     CASE(datagrams_are_carried),
     CASE(udp_options_are_applied),
     CASE(udp_segments_are_sent_and_joined),

@@ -57,6 +57,8 @@ cases! {
     memory_is_sent_without_a_copy
     source_outlives_its_connection
     timers_descriptors_and_commands_wake_the_shard
+    exact_timers_expire_in_order
+    shard_answers_questions
     datagrams_are_carried
     udp_options_are_applied
     udp_segments_are_sent_and_joined
