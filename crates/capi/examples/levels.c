@@ -47,13 +47,15 @@ static void answer(const struct ginnel_event *event, const char *level)
         while (ginnel_accept(ginnel_event_listener(event), &conn) == 0)
             ;
     else if (event->events & (GINNEL_EV_READABLE | GINNEL_EV_PEER_CLOSED)) {
-        char buffer[2048];
-        ssize_t got;
-        while ((got = ginnel_recv(conn, buffer, sizeof(buffer))) > 0)
-            for (char *end = memchr(buffer, '\n', (size_t)got); end;
-                 end = memchr(end + 1, '\n', (size_t)(buffer + got - end - 1)))
+        const uint8_t *data;
+        ssize_t len;
+        while ((len = ginnel_peek(conn, 0, &data)) > 0) {
+            for (const uint8_t *end = memchr(data, '\n', (size_t)len); end;
+                 end = memchr(end + 1, '\n', (size_t)(data + len - end - 1)))
                 ginnel_send(conn, level, strlen(level));
-        if (got == 0)
+            ginnel_consume(conn, (size_t)len);
+        }
+        if (len == 0)
             ginnel_conn_close(conn);
     }
 }
