@@ -121,7 +121,7 @@ pub struct Shard<H> {
     pub(crate) publisher: Option<Publisher>,
     /// CPU, scheduling and polling time of the thread.
     pub(crate) affinity: Affinity,
-    /// Whether a thread runs the shard part by part ([`run_until`](Self::run_until)) on its CPU.
+    /// True once a thread runs the shard part by part ([`run_until`](Self::run_until)), on its CPU.
     pub(crate) is_pinned: bool,
     /// The descriptors that the shard sleeps on.
     pub(crate) watch: WaitSet,

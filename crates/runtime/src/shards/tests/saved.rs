@@ -342,6 +342,29 @@ fn open_domain(shard: &crate::command::Commander) -> BrokerReply {
     call_for_broker(shard, BrokerRequest::OpenDomain { wake }).unwrap()
 }
 
+/// A sender that waits for each reply sees what the stack does in the turns between, such as the delivery of
+/// frames on its loopback. Its commands neither fill a turn nor the queues of devices.
+#[test]
+fn commands_that_follow_replies_take_turns() {
+    const COMMANDS: u64 = 2000;
+    let config = two_shards();
+    let channel = config.channel.clone();
+    let (opened, _far) = open(config, RssMode::Fixed(0));
+    let (commanders, stop) = (opened.commanders(), StopFlag::new().unwrap());
+    let flag = stop.clone();
+    let running = thread::spawn(move || {
+        let server = |_| ChannelServer::for_processes(&channel);
+        opened.run(&flag, server, |_, shard| [shard.stats().turns, shard.stats().commands])
+    });
+    for _ in 0..COMMANDS {
+        let unknown = BrokerRequest::Reap { domain: 7, client: 0 };
+        assert!(matches!(call_for_broker(&commanders[0], unknown), Ok(BrokerReply::Unknown)));
+    }
+    stop.stop();
+    let [turns, commands] = running.join().unwrap().unwrap()[0];
+    assert!(commands >= COMMANDS && turns >= commands, "{turns} turns for {commands} commands");
+}
+
 #[test]
 fn running_shards_are_stopped_saved_and_let_go() {
     const LONG: Duration = Duration::from_secs(60);
