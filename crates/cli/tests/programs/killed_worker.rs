@@ -4,8 +4,9 @@
 use crate::open_loop::{Answers, Client, requests_during};
 use crate::processes::{children, pid, pid_in_time, signal, wait_until};
 use crate::server::{ADDRESS, Nginx, Side};
-use ginnel_testkit::interop::ProgramFixture;
+use ginnel_testkit::interop::{ProgramFixture, RunningProgram};
 use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 const WORKERS: u32 = 2;
 /// Requests per second.
@@ -14,6 +15,11 @@ const RATE: u32 = 2000;
 const KILLS: u32 = 40;
 /// Number of kills of HAProxy on each side.
 const PROXY_KILLS: u32 = 20;
+/// Rounds in which each side has its turn, and kills in each of them.
+const OUTAGE_ROUNDS: u32 = 8;
+const OUTAGE_KILLS: u32 = 6;
+/// Longest time without HAProxy.
+const OUTAGE_MAX: Duration = Duration::from_secs(10);
 /// Number of connections that wait to be accepted.
 const WAITING: usize = 40;
 /// The test fails if its result has a smaller probability than this, provided that both sides are alike.
@@ -102,18 +108,48 @@ fn connections_that_wait_survive_a_killed_worker() {
     }
 }
 
-/// Kills the worker of HAProxy, and waits until there is another one. The master ends with its worker, and a
-/// shell starts it again, as a service manager does. Nobody listens meanwhile.
+/// Starts HAProxy, and again each time that its master ends with its worker, as a service manager does.
+fn start_proxy<'a>(fixture: &'a ProgramFixture, side: Side) -> Option<RunningProgram<'a>> {
+    let conf = fixture.write(
+        "haproxy.cfg",
+        format!(
+            "global\n nbthread 1\n maxconn 1000\n\
+             defaults\n mode http\n timeout connect 10s\n timeout client 60s\n timeout server 60s\n\
+             listen own\n bind {ADDRESS}\n http-request return status 200 content-type text/plain string ok\n"
+        ),
+    );
+    let pid_file = fixture.folder().join("haproxy.pid").display().to_string();
+    let script = format!(
+        "trap 'kill $!; wait $!; exit' TERM
+        while true; do haproxy -W -p {pid_file} -f {conf} & wait $!; done"
+    );
+    side.start(fixture, &["sh", "-c", &script])
+}
+
+/// Kills the worker of HAProxy, and waits until there is another one. Nobody listens meanwhile. Returns how
+/// long no connection could be opened.
 #[track_caller]
-fn kill_proxy(fixture: &ProgramFixture) {
+fn kill_proxy(fixture: &ProgramFixture) -> Duration {
     let master = pid_in_time(fixture, "haproxy.pid");
     // The master listens before it has a worker.
     wait_until("there is a worker", || !children(&master).is_empty());
     children(&master).iter().for_each(|worker| signal(worker, "KILL"));
+    let killed = Instant::now();
+    while killed.elapsed() < OUTAGE_MAX && fixture.connect(ADDRESS).is_ok() {
+        // The worker is still there.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let refused = Instant::now();
+    while fixture.connect(ADDRESS).is_err() {
+        assert!(refused.elapsed() < OUTAGE_MAX, "HAProxy does not come back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let outage = refused.elapsed();
     wait_until("there is a new worker", || {
         pid(fixture, "haproxy.pid").is_some_and(|now| now != master && !children(&now).is_empty())
     });
     wait_until("the new worker serves", || fixture.connect(ADDRESS).is_ok());
+    outage
 }
 
 /// How many requests fail depends on how fast HAProxy starts, so the numbers are only printed. A worker that
@@ -123,20 +159,7 @@ fn a_killed_haproxy_leaves_no_connection_unanswered() {
     let test = "a_killed_haproxy_leaves_no_connection_unanswered";
     for side in [Side::Kernel, Side::Stack, Side::TwoShards] {
         let Some(fixture) = side.fixture(test, &["haproxy", "pgrep"]) else { return };
-        let conf = fixture.write(
-            "haproxy.cfg",
-            format!(
-                "global\n nbthread 1\n maxconn 1000\n\
-                 defaults\n mode http\n timeout connect 10s\n timeout client 60s\n timeout server 60s\n\
-                 listen own\n bind {ADDRESS}\n http-request return status 200 content-type text/plain string ok\n"
-            ),
-        );
-        let pid_file = fixture.folder().join("haproxy.pid").display().to_string();
-        let script = format!(
-            "trap 'kill $!; wait $!; exit' TERM
-            while true; do haproxy -W -p {pid_file} -f {conf} & wait $!; done"
-        );
-        let running = side.start(&fixture, &["sh", "-c", &script]);
+        let running = start_proxy(&fixture, side);
         let url = format!("http://{ADDRESS}/");
         let answers = requests_during(&fixture, Client::Routed, &url, RATE, PROXY_KILLS, |_| {
             kill_proxy(&fixture);
@@ -146,5 +169,33 @@ fn a_killed_haproxy_leaves_no_connection_unanswered() {
         let expected = ["connect refused", "reset", "closed early"];
         assert!(kinds.iter().all(|kind| expected.contains(kind)), "{side:?}: {answers}");
         drop(running);
+    }
+}
+
+/// The same number of connections arrive in the same time, so no more of them are refused than on the kernel
+/// if HAProxy is back as fast. Both sides take turns, as its start takes longer on a busy machine.
+#[test]
+#[ignore = "a minute on a quiet machine; part of `make suites`"]
+fn a_killed_haproxy_is_back_as_fast_as_on_the_kernel() {
+    let test = "a_killed_haproxy_is_back_as_fast_as_on_the_kernel";
+    let sides = [Side::Kernel, Side::Stack, Side::TwoShards];
+    let mut outages = sides.map(|_| Vec::new());
+    for _ in 0..OUTAGE_ROUNDS {
+        for (side, outages) in sides.into_iter().zip(&mut outages) {
+            let Some(fixture) = side.fixture(test, &["haproxy", "pgrep"]) else { return };
+            let running = start_proxy(&fixture, side);
+            outages.extend((0..OUTAGE_KILLS).map(|_| kill_proxy(&fixture)));
+            drop(running);
+        }
+    }
+    let medians = outages.each_mut().map(|outages| {
+        outages.sort_unstable();
+        outages[outages.len() / 2]
+    });
+    for ((side, outages), median) in sides.iter().zip(&outages).zip(medians) {
+        println!("{side:?}: median {median:.1?}, {:.1?} to {:.1?}", outages[0], outages.last().unwrap());
+    }
+    for (side, median) in sides.into_iter().zip(medians) {
+        assert!(median <= medians[0] * 5 / 4, "{side:?}: {median:?} against {:?}", medians[0]);
     }
 }
