@@ -38,23 +38,28 @@ impl LinkDevices {
         if self == Self::Tap {
             return format!("kind = \"tap\"\nkernel_addresses = [\"{network}.1/24\"]\n");
         }
-        let (ip, kernel) =
-            (|arguments: &str| fixture.namespace().ip(arguments), self.kernel_interface(interface));
-        let queues = "numrxqueues 2 numtxqueues 2";
-        ip(&format!("link add {interface} {queues} type veth peer name {kernel} {queues}")).unwrap();
-        for name in [interface, &kernel] {
-            ip(&format!("link set {name} up")).unwrap();
-        }
-        ip(&format!("addr add {network}.1/24 dev {kernel}")).unwrap();
-        // The kernel would leave checksums and segmentation to the interface, from which the stack gets its
-        // frames.
-        fixture.client_text("ethtool", &["-K", &kernel, "tx", "off", "tso", "off", "gso", "off"]);
+        let kernel = self.kernel_interface(interface);
+        create_veth(fixture, interface, &kernel, &format!("{network}.1/24"), 2);
         "kind = \"af_xdp\"\n".into()
     }
 }
 
+/// Creates a pair of interfaces: `interface` for AF_XDP, with as many queues, and `kernel` with `address`.
+pub fn create_veth(fixture: &ProgramFixture, interface: &str, kernel: &str, address: &str, queues: usize) {
+    let ip = |arguments: &str| fixture.namespace().ip(arguments).unwrap();
+    let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+    ip(&format!("link add {interface} {queues} type veth peer name {kernel} {queues}"));
+    for name in [interface, kernel] {
+        ip(&format!("link set {name} up"));
+    }
+    ip(&format!("addr add {address} dev {kernel}"));
+    // The kernel would leave checksums and segmentation to the interface, from which the stack gets its
+    // frames.
+    fixture.client_text("ethtool", &["-K", kernel, "tx", "off", "tso", "off", "gso", "off"]);
+}
+
 /// Returns a fixture for AF_XDP, or prints a note and returns `None` if the test cannot run here.
-fn af_xdp_fixture(test: &str, programs: &[&str]) -> Option<ProgramFixture> {
+pub fn af_xdp_fixture(test: &str, programs: &[&str]) -> Option<ProgramFixture> {
     if !rustix::process::geteuid().is_root() {
         ginnel_testkit::skip(test, "BPF programs need root");
         return None;

@@ -1,7 +1,9 @@
-//! Upgrades of the shards under load: programs and their clients keep their connections.
+//! Upgrades of the shards under load: programs and their clients keep their connections, and no new
+//! connection fails.
 
-use crate::fixture;
-use ginnel_testkit::interop::ProgramFixture;
+use crate::links::{af_xdp_fixture, create_veth};
+use crate::{CLOSE, KEEP_ALIVE, fixture};
+use ginnel_testkit::interop::{ProgramFixture, STACK};
 use std::time::{Duration, Instant};
 
 /// Upgrades of each stack.
@@ -25,6 +27,13 @@ fn upgrade_under_load(fixture: &ProgramFixture, name: &str) {
     std::thread::sleep(PAUSE);
 }
 
+/// Returns the command line of wrk, which requests `url` over 20 connections until it is interrupted. The
+/// header says whether a connection serves one request or many.
+fn wrk<'a>(url: &'a str, header: &'a str) -> [&'a str; 8] {
+    // A SYN that is lost is sent again after a second or more: that is no error.
+    ["wrk", "-c20", "-d100", "-t1", "--timeout=20", "-H", header, url]
+}
+
 /// Checks what wrk says about its requests.
 #[track_caller]
 fn assert_served(text: &str) {
@@ -32,17 +41,41 @@ fn assert_served(text: &str) {
     assert!(!bad.iter().any(|bad| text.contains(bad)) && text.contains("requests in"), "{text}");
 }
 
+/// Upgrades the stack `name` of nginx, which serves 10.9.0.2, under long and short connections of the kernel.
+#[track_caller]
+fn nginx_keeps_clients(fixture: &ProgramFixture, name: &str, device: &[&str]) {
+    let conf = fixture.nginx("worker_processes 2;");
+    let options = [&["run", "--name", name], device, &["--", "nginx", "-c", &conf]].concat();
+    let mut nginx = fixture.start_ginnel(&options);
+    nginx.wait_until_listening("10.9.0.2:8000");
+    let loads = [KEEP_ALIVE, CLOSE].map(|header| {
+        let [program, arguments @ ..] = wrk("http://10.9.0.2:8000/ok", header);
+        fixture.start_client(program, &arguments)
+    });
+    upgrade_under_load(fixture, name);
+    for load in loads {
+        load.signal("INT");
+        assert_served(&String::from_utf8_lossy(&load.wait_for_output().stdout));
+    }
+    assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
+}
+
 #[test]
 fn nginx_over_tap_keeps_clients_at_upgrades() {
     let programs = ["nginx", "wrk"];
-    let Some(fixture) = fixture("nginx_over_tap_keeps_clients_at_upgrades", &programs) else { return };
-    let conf = fixture.nginx("worker_processes 2;");
-    let mut nginx = fixture.start_on_stack_with(&["--name", "nginx-over-tap"], &["nginx", "-c", &conf]);
-    nginx.wait_until_listening("10.9.0.2:8000");
-    let wrk = fixture.start_client("wrk", &["-c", "20", "-d", "12", "-t", "1", "http://10.9.0.2:8000/ok"]);
-    upgrade_under_load(&fixture, "nginx-over-tap");
-    assert_served(&String::from_utf8_lossy(&wrk.wait_for_output().stdout));
-    assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
+    if let Some(fixture) = fixture("nginx_over_tap_keeps_clients_at_upgrades", &programs) {
+        nginx_keeps_clients(&fixture, "nginx-over-tap", &STACK);
+    }
+}
+
+#[test]
+fn nginx_over_af_xdp_keeps_clients_at_upgrades() {
+    let programs = ["nginx", "wrk"];
+    if let Some(fixture) = af_xdp_fixture("nginx_over_af_xdp_keeps_clients_at_upgrades", &programs) {
+        create_veth(&fixture, "xdp0", "xdp0k", "10.9.0.1/24", 1);
+        let device = ["--device", "af_xdp:xdp0", "--address", "10.9.0.2/24"];
+        nginx_keeps_clients(&fixture, "nginx-over-af-xdp", &device);
+    }
 }
 
 /// Both ends of each connection are in the stack.
@@ -53,23 +86,22 @@ fn nginx_on_loopback_keeps_clients_at_upgrades() {
     let conf = fixture.nginx("worker_processes 2;");
     let mut stack = fixture.start_ginnel(&["up", "nginx-on-loopback", "--loopback", "stack"]);
     stack.wait_until_stack_runs("nginx-on-loopback");
-    let mut nginx =
-        fixture.start_ginnel(&["run", "--stack", "nginx-on-loopback", "--", "nginx", "-c", &conf]);
+    let run = |program: &[&str]| {
+        fixture.start_ginnel(&[&["run", "--stack", "nginx-on-loopback", "--"], program].concat())
+    };
+    let mut nginx = run(&["nginx", "-c", &conf]);
     let until = Instant::now() + Duration::from_secs(30);
     let url = "http://127.0.0.1:8000/ok";
-    let serves = || {
-        let request = ["run", "--stack", "nginx-on-loopback", "--", "curl", "-sS", "-m", "5", url];
-        let mut curl = fixture.start_ginnel(&request);
-        curl.wait_for_exit() == 0
-    };
-    while !serves() {
+    while run(&["curl", "-sS", "-m", "5", url]).wait_for_exit() != 0 {
         assert!(Instant::now() < until, "nginx does not answer");
     }
-    let load = ["run", "--stack", "nginx-on-loopback", "--", "wrk", "-c", "20", "-d", "12", "-t", "1", url];
-    let mut wrk = fixture.start_ginnel(&load);
+    let loads = [KEEP_ALIVE, CLOSE].map(|header| run(&wrk(url, header)));
     upgrade_under_load(&fixture, "nginx-on-loopback");
-    assert_eq!(wrk.wait_for_exit(), 0, "{}", wrk.read_stderr());
-    assert_served(&wrk.read_stdout());
+    for mut load in loads {
+        assert!(load.signal("INT"));
+        assert_eq!(load.wait_for_exit(), 0, "{}", load.read_stderr());
+        assert_served(&load.read_stdout());
+    }
     assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
     assert_eq!(stack.stop(), 0, "{}", stack.read_stderr());
 }

@@ -44,7 +44,8 @@ pub fn supervisor_of(fixture: &Fixture, name: &str) -> u32 {
     fs::read_to_string(lock).unwrap().trim().parse().unwrap()
 }
 
-fn count_descriptors(pid: u32) -> usize {
+/// Returns the number of descriptors of a process.
+pub fn count_descriptors(pid: u32) -> usize {
     fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd")).unwrap().count()
 }
 
@@ -397,9 +398,8 @@ except OSError as e: print(e.errno)";
     wait_until("the shards end", || !Path::new(&format!("/proc/{shards}/exe")).exists());
 }
 
-/// Requests pages of nginx and values of redis over new and kept connections, and prints each outage in
-/// milliseconds.
-const LOAD: &str = "
+/// Requests a page of nginx or values of redis over a new connection.
+const ASK: &str = "
 def ask(port, request, end):
     with socket.create_connection(('127.0.0.1', port), timeout=5) as s:
         for _ in range(3):
@@ -409,6 +409,11 @@ def ask(port, request, end):
                 if not part: raise ConnectionResetError
                 got += part
             if end == b'ok': break
+get = b'GET /ok HTTP/1.1\\r\\nHost: it\\r\\nConnection: close\\r\\n\\r\\n'
+servers = (('nginx', 7080, get, b'ok'), ('redis', 7379, b'PING\\r\\n', b'+PONG'))";
+
+/// Requests of both servers without a pause. Prints each outage in milliseconds.
+const LOAD: &str = "
 def load(name, *args):
     last, failed = time.monotonic(), False
     while not stop:
@@ -422,8 +427,7 @@ signal.alarm(0)
 def end(*_):
     global stop; stop = True
 signal.signal(signal.SIGTERM, end)
-get = b'GET /ok HTTP/1.1\\r\\nHost: it\\r\\nConnection: close\\r\\n\\r\\n'
-threads = [threading.Thread(target=load, args=a) for a in (('nginx', 7080, get, b'ok'), ('redis', 7379, b'PING\\r\\n', b'+PONG'))]
+threads = [threading.Thread(target=load, args=a) for a in servers]
 for t in threads: t.start()
 open('load', 'w').close()
 for t in threads: t.join()";
@@ -435,9 +439,9 @@ fn resident_kib(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Kills the shards once a second, `count` times, under nginx and redis with load. Returns the outages of
-/// each in milliseconds.
-fn outages(test: &str, count: usize) -> Option<[Vec<u32>; 2]> {
+/// Has `exchange` start other shards once a second, `count` times, under nginx and redis with load. Returns
+/// the outages of each in milliseconds. `exchange` gets the stack `lab`, its supervisor and the round.
+pub fn outages(test: &str, count: usize, exchange: impl Fn(&Fixture, u32, usize)) -> Option<[Vec<u32>; 2]> {
     if let Some(reason) = ginnel_testkit::interop::programs_unavailable(&["nginx", "redis-server", "python3"])
     {
         ginnel_testkit::skip(test, &reason);
@@ -464,13 +468,13 @@ server {{ listen 127.0.0.1:7080; location / {{ return 200 ok; }} }} }}"
         all.lines().any(|line| line.contains(port))
     };
     wait_until("both listen", || listening("127.0.0.1:7080") && listening("127.0.0.1:7379"));
-    let load = RunningProgram::new(fixture.script(&["--stack", "lab"], LOAD));
+    let load = RunningProgram::new(fixture.script(&["--stack", "lab"], &format!("{ASK}{LOAD}")));
     wait_until("there is load", || fixture.path().join("load").exists());
     let supervisor = supervisor(&fixture);
     let mut before = None;
-    for _ in 0..count {
+    for round in 0..count {
         std::thread::sleep(std::time::Duration::from_secs(1));
-        kill_shards(supervisor);
+        exchange(&fixture, supervisor, round);
         // The first restart allocates what later ones reuse.
         before.get_or_insert((count_descriptors(supervisor), resident_kib(supervisor)));
     }
@@ -478,6 +482,10 @@ server {{ listen 127.0.0.1:7080; location / {{ return 200 ok; }} }} }}"
     let (descriptors, memory) = before.unwrap();
     assert!(count_descriptors(supervisor) <= descriptors + 4, "from {descriptors}");
     assert!(resident_kib(supervisor) < memory + 4096, "{} KiB, from {memory}", resident_kib(supervisor));
+    // The last outage is over.
+    let answers =
+        fixture.script_output(&["--stack", "lab"], &format!("{ASK}\nfor a in servers: ask(*a[1:])"));
+    assert_eq!(answers, "");
     load.signal("TERM");
     let output = load.wait_for_output();
     let printed = String::from_utf8(output.stdout).unwrap();
@@ -486,7 +494,7 @@ server {{ listen 127.0.0.1:7080; location / {{ return 200 ok; }} }} }}"
         lines.collect()
     };
     let all = [of("nginx"), of("redis")];
-    println!("{count} kills, outages in ms: nginx {:?}, redis {:?}", all[0], all[1]);
+    println!("{count} times other shards, outages in ms: nginx {:?}, redis {:?}", all[0], all[1]);
     for (program, outages) in [nginx, redis].into_iter().zip(&all) {
         assert!(outages.len() >= count / 2, "{outages:?}, {}", String::from_utf8_lossy(&output.stderr));
         program.signal("TERM");
@@ -496,9 +504,13 @@ server {{ listen 127.0.0.1:7080; location / {{ return 200 ok; }} }} }}"
     Some(all)
 }
 
+fn kill(_: &Fixture, supervisor: u32, _: usize) {
+    kill_shards(supervisor);
+}
+
 #[test]
 fn nginx_and_redis_survive_killed_shards() {
-    if let Some(outages) = outages("nginx_and_redis_survive_killed_shards", 3) {
+    if let Some(outages) = outages("nginx_and_redis_survive_killed_shards", 3, kill) {
         // A rate does not belong in a test; this is far beyond what a busy host needs.
         assert!(outages.iter().flatten().all(|outage| *outage < 5000), "{outages:?}");
     }
@@ -508,7 +520,7 @@ fn nginx_and_redis_survive_killed_shards() {
 #[test]
 #[ignore = "slow: takes a minute; run it with `make suites`"]
 fn sixty_kills_of_the_shards() {
-    let Some(outages) = outages("sixty_kills_of_the_shards", 60) else { return };
+    let Some(outages) = outages("sixty_kills_of_the_shards", 60, kill) else { return };
     for mut outages in outages {
         outages.sort_unstable();
         let median = outages[outages.len() / 2];

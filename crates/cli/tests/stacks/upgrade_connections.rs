@@ -1,7 +1,7 @@
 //! Upgrades of the shards that keep connections, listeners and UDP sockets; and upgrades that cannot.
 
 use crate::fixture::{Fixture, GINNEL, RunningProgram, skipped, wait_until};
-use crate::restart::{shard_process, supervisor_of};
+use crate::restart::{count_descriptors, outages, shard_process, supervisor_of};
 use crate::restart_devices::{over_af_xdp, over_tap};
 use ginnel::STATE_VERSION;
 use ginnel::broker::{ConnectionPolicy, PROTOCOL_VERSION, Upgraded, upgrade};
@@ -103,11 +103,22 @@ fn sockets_pass_on(shards: u32) {
     let _up = fixture.start_stack("lab", &options);
     let program = RunningProgram::new(fixture.script(&["--stack", "lab"], SOCKETS));
     wait_until("the sockets are open", || fixture.path().join("waits").exists());
+    let supervisor = supervisor_of(&fixture, "lab");
+    let descriptors = || {
+        let shards = shard_process(supervisor).expect("the shards run");
+        [supervisor, shards, program.pid()].map(count_descriptors)
+    };
+    let mut after_first = None;
     for round in ["1", "2", "3"] {
         let kept = upgrade_keeping(&fixture, "lab");
         assert!(kept >= 14, "{kept} connections");
         fs::write(fixture.path().join(round), "").unwrap();
         wait_until("the program goes on", || fixture.path().join(format!("served-{round}")).exists());
+        // Those of a child that has just ended are closed soon.
+        let expected = *after_first.get_or_insert_with(descriptors);
+        wait_until("no descriptor is left over", || {
+            descriptors().iter().zip(&expected).all(|(now, first)| now <= first)
+        });
     }
     let output = program.wait_for_output();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -315,6 +326,28 @@ fn version_with_other_states_resets_connections() {
     let text = String::from_utf8(back.stderr).unwrap();
     assert!(back.status.success() && text.contains("connections were reset: "), "{text}");
     upgrade_keeping(&fixture, "lab");
+}
+
+/// An upgrade that resets connections has no more failures than a death of the shards: one outage for each
+/// program, and then new connections.
+#[test]
+fn nginx_and_redis_survive_resetting_upgrades() {
+    if skipped("nginx_and_redis_survive_resetting_upgrades") {
+        return;
+    }
+    let upgrade = |fixture: &Fixture, _: u32, round: usize| {
+        let executable = match round % 2 {
+            0 => compile_version(fixture, "runs_ginnel", STATE_VERSION + 1),
+            _ => GINNEL.into(),
+        };
+        let upgraded = upgrade_to(fixture, &executable, ConnectionPolicy::KeepIfPossible).unwrap();
+        assert!(upgraded.connections.unwrap_err().contains("saved states of version"));
+    };
+    if let Some(all) = outages("nginx_and_redis_survive_resetting_upgrades", 3, upgrade) {
+        for outages in all {
+            assert!(outages.len() <= 3 && outages.iter().all(|outage| *outage < 5000), "{outages:?}");
+        }
+    }
 }
 
 #[test]

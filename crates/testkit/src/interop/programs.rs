@@ -2,6 +2,7 @@
 //! a TAP device.
 
 use super::{Namespace, unavailable};
+use crate::processes::signal;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -11,8 +12,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The stack has the address 10.9.0.2, the kernel 10.9.0.1.
-const STACK: [&str; 6] =
+/// Options of a stack over TAP: the stack has the address 10.9.0.2, the kernel 10.9.0.1.
+pub const STACK: [&str; 6] =
     ["--device", "tap:run0", "--address", "10.9.0.2/24", "--kernel-address", "10.9.0.1/24"];
 /// Upper limit of every wait, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -321,6 +322,15 @@ impl RunningClient {
         child.try_wait().expect("the child can be waited for").is_some()
     }
 
+    /// Sends the signal of this name, without `SIG`.
+    ///
+    /// # Panics
+    /// If the program cannot be signalled.
+    pub fn signal(&self, name: &str) {
+        let child = self.child.as_ref().expect("the output has not been read");
+        signal(child.id(), name);
+    }
+
     /// Waits until the program exits. Returns its output.
     ///
     /// # Panics
@@ -430,7 +440,8 @@ impl RunningProgram<'_> {
         self.wait_for_exit()
     }
 
-    fn signal(&self, name: &str) -> bool {
+    /// Sends the signal of this name, without `SIG`. Returns false if the program has exited.
+    pub fn signal(&self, name: &str) -> bool {
         let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         status.is_ok_and(|status| status.success())
     }
