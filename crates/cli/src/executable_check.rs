@@ -4,8 +4,8 @@
 use crate::supervisor::same_command;
 use core::fmt;
 use core::time::Duration;
-use ginnel::STATE_VERSION;
 use ginnel::broker::PROTOCOL_VERSION;
+use ginnel::{STATE_FORMAT, StateFormat};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ use std::process::{Child, Stdio};
 use std::time::Instant;
 
 /// Longest time for the check.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+pub const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// First word of what a version prints of itself.
 const WORD: &str = "ginnel-shards";
 
@@ -33,14 +33,15 @@ impl fmt::Display for Version {
 pub struct CheckedExecutable {
     /// Its version.
     pub version: Version,
-    /// Version of the saved states of shards that it writes and reads; `None` if it does neither.
-    pub state_version: Option<u32>,
+    /// Format of the saved states of shards that it writes and reads; `None` if it does neither.
+    pub state_format: Option<StateFormat>,
 }
 
 /// Returns what this program prints about itself for [`check`] in another process: the versions of the broker
-/// protocol, of the program and of saved states.
+/// protocol, of the program and of saved states, and the layout of these.
 pub fn print_own() -> String {
-    format!("{WORD} {PROTOCOL_VERSION} {} {STATE_VERSION}", env!("CARGO_PKG_VERSION"))
+    let StateFormat { version, layout } = STATE_FORMAT;
+    format!("{WORD} {PROTOCOL_VERSION} {} {version} {layout:016x}", env!("CARGO_PKG_VERSION"))
 }
 
 /// Has `executable` check the command line and the configuration of this process. Returns its versions, or
@@ -100,8 +101,11 @@ fn parse(output: &str) -> Option<Result<CheckedExecutable, String>> {
     let (WORD, protocol, version) = (words.next()?, words.next()?, words.next()?) else { return None };
     let protocol: u32 = protocol.parse().ok()?;
     if protocol == PROTOCOL_VERSION {
-        let state_version = words.next().and_then(|word| word.parse().ok());
-        return Some(Ok(CheckedExecutable { version: Version(version.to_owned()), state_version }));
+        let state_format = words.next().zip(words.next()).and_then(|(version, layout)| {
+            let layout = u64::from_str_radix(layout, 16).ok()?;
+            Some(StateFormat { version: version.parse().ok()?, layout })
+        });
+        return Some(Ok(CheckedExecutable { version: Version(version.to_owned()), state_format }));
     }
     Some(Err(format!(
         "version {version} has version {protocol} of the broker protocol, and the programs on the stack have version {PROTOCOL_VERSION}: stop the stack, and start it again"
@@ -115,15 +119,15 @@ mod tests {
     #[test]
     fn own_version_fits() {
         let version = Version(env!("CARGO_PKG_VERSION").into());
-        let state_version = Some(STATE_VERSION);
-        assert_eq!(parse(&print_own()), Some(Ok(CheckedExecutable { version, state_version })));
+        let state_format = Some(STATE_FORMAT);
+        assert_eq!(parse(&print_own()), Some(Ok(CheckedExecutable { version, state_format })));
     }
 
     #[test]
     fn version_without_saved_states_fits() {
-        for words in ["", " ?", " -1"] {
+        for words in ["", " ?", " 1", " -1 0", " 1 layout"] {
             let checked = parse(&format!("{WORD} {PROTOCOL_VERSION} 9.8.7{words}\n")).unwrap().unwrap();
-            assert_eq!(checked.state_version, None, "{words}");
+            assert_eq!(checked.state_format, None, "{words}");
         }
     }
 

@@ -23,7 +23,7 @@ use ginnel::broker::{
 };
 use ginnel::config::RunConfig;
 use ginnel::inspect::restore_routes;
-use ginnel::{Config, KeptTaps, PublishedStack, STATE_VERSION, StopFlag, open_taps};
+use ginnel::{Config, KeptTaps, PublishedStack, STATE_FORMAT, StateFormat, StopFlag, open_taps};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::set_name;
 use std::ffi::CStr;
@@ -91,7 +91,7 @@ pub struct ShardProcess {
     /// The child that runs now.
     child: Mutex<Child>,
     /// The executable of this child and of the next one.
-    executable: Mutex<Executable>,
+    executable: Mutex<Arc<Executable>>,
     /// The directory of the stack.
     directory: PathBuf,
     taps: KeptTaps,
@@ -120,8 +120,8 @@ struct NotStarted {
 struct Executable {
     /// Its path may name another file by now, or none.
     file: File,
-    /// Version of the states that it saves and restores; `None` if it does neither.
-    state_version: Option<u32>,
+    /// Format of the states that it saves and restores; `None` if it does neither.
+    state_format: Option<StateFormat>,
 }
 
 impl ShardProcess {
@@ -138,7 +138,7 @@ impl ShardProcess {
         let (mut child, link) = spawn(&executable, directory, &taps, None)?;
         let link = ChildLink::open(link, None, START_TIMEOUT)
             .map_err(|failed| end_failed_child(&mut child, failed.error))?;
-        let executable = Executable { file: executable, state_version: Some(STATE_VERSION) };
+        let executable = Executable { file: executable, state_format: Some(STATE_FORMAT) };
         let process = Arc::new(Self::new(child, executable, directory.to_owned(), taps));
         let restarting = process.clone();
         let mut history = History { started: Instant::now(), pause: FIRST_PAUSE };
@@ -156,7 +156,7 @@ impl ShardProcess {
     fn new(child: Child, executable: Executable, directory: PathBuf, taps: KeptTaps) -> Self {
         Self {
             child: Mutex::new(child),
-            executable: Mutex::new(executable),
+            executable: Mutex::new(Arc::new(executable)),
             directory,
             taps,
             upgrading: Mutex::default(),
@@ -166,6 +166,10 @@ impl ShardProcess {
             is_stopping: AtomicBool::new(false),
             end: Mutex::default(),
         }
+    }
+
+    fn executable(&self) -> Arc<Executable> {
+        lock(&self.executable).clone()
     }
 
     fn child(&self) -> MutexGuard<'_, Child> {
@@ -221,7 +225,8 @@ impl ShardProcess {
             }
             history.wait(|| self.is_stopping());
             let started = Instant::now();
-            let next = self.start_next(&lock(&self.executable).file, None, START_TIMEOUT);
+            let executable = self.executable();
+            let next = self.start_next(&executable.file, None, START_TIMEOUT);
             match next {
                 Ok(link) => {
                     let took = started.elapsed().as_millis();
@@ -539,7 +544,7 @@ mod tests {
     fn no_child_is_started_while_the_stack_stops() {
         let child = start("true", &[]);
         let id = Pid::from_child(&child);
-        let executable = Executable { file: File::open("/bin/true").unwrap(), state_version: None };
+        let executable = Executable { file: File::open("/bin/true").unwrap(), state_format: None };
         let process = Arc::new(ShardProcess::new(child, executable, "/nonexistent".into(), Vec::new()));
         let restarting = process.clone();
         let restart = std::thread::spawn(move || {

@@ -7,14 +7,24 @@
 //! ```
 //!
 //! Each section is encoded by postcard, which has neither names nor types: only programs with the same
-//! [`STATE_VERSION`] understand each other.
+//! [`STATE_FORMAT`] understand each other.
 
 use rustix::fd::{BorrowedFd, OwnedFd};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Version of the layout of saved states. Raised with each change of a type that is saved.
-pub const STATE_VERSION: u32 = 1;
+/// Names the format of saved states. Two programs understand each other only if both parts are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateFormat {
+    /// Raised with each change of a type that is saved, or of the meaning of its values.
+    pub version: u32,
+    /// Hash of the layouts of all types that are saved. It finds a change between two versions, and one for
+    /// which the version was not raised.
+    pub layout: u64,
+}
+
+/// The format that this program writes and reads. A test computes the hash.
+pub const STATE_FORMAT: StateFormat = StateFormat { version: 1, layout: 0xebbd_b2e7_436e_f06a };
 
 /// Bytes of the length of a section, and of the digest.
 const WORD_BYTES: usize = 8;

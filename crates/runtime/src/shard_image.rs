@@ -18,7 +18,7 @@ use crate::handler::Handler;
 use crate::inspect::DestroyReply;
 use crate::kernel_fds::KernelFds;
 use crate::saved_shard::{DescriptorTable, SavedShard, SectionReader, SectionWriter, decode, encode_to};
-use crate::saved_shard::{STATE_VERSION, descriptor_table};
+use crate::saved_shard::{STATE_FORMAT, descriptor_table};
 use crate::shard::{Shard, execute_commands};
 use crate::shard_router::SavedRouter;
 use crate::stats::ShardStats;
@@ -103,7 +103,7 @@ impl<H: Handler> Shard<H> {
             return Err("its engine is in another thread".into());
         };
         let runtime = SavedRuntime {
-            version: STATE_VERSION,
+            version: STATE_FORMAT.version,
             distribution: distribution.to_string(),
             interfaces: interfaces.to_string(),
             now: *now,
@@ -137,9 +137,9 @@ impl<H: Handler> Shard<H> {
         let mut descriptors = descriptor_table(descriptors);
         let mut sections = SectionReader::new(&bytes)?;
         let runtime: SavedRuntime = decode(sections.next()?)?;
-        if runtime.version != STATE_VERSION {
-            let version = runtime.version;
-            return Err(format!("saved state: version {version}, and this program has {STATE_VERSION}"));
+        if runtime.version != STATE_FORMAT.version {
+            let (version, own) = (runtime.version, STATE_FORMAT.version);
+            return Err(format!("saved state: version {version}, and this program has {own}"));
         }
         if *runtime.distribution != *self.distribution {
             return Err("the configuration distributes frames among the shards in another way".into());

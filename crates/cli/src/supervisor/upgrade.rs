@@ -2,27 +2,38 @@
 //! (docs/adr/0026-connections-at-an-upgrade.md), otherwise by a restart.
 
 use super::{Executable, NotStarted, POLL_INTERVAL, START_TIMEOUT, ShardProcess, lock};
-use crate::executable_check::{self, CheckedExecutable, Version};
+use crate::executable_check::{self, CHECK_TIMEOUT, CheckedExecutable, Version};
 use core::sync::atomic::Ordering;
-use ginnel::broker::{ChildLink, ConnectionPolicy, HandOver, HandOverInProgress, SavedState, Upgraded};
+use ginnel::StateFormat;
+use ginnel::broker::{
+    ChildLink, ConnectionPolicy, HAND_OVER_TIMEOUT, HandOver, HandOverInProgress, SavedState, Upgraded,
+};
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::TryLockError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Longest time for an upgrade, from the check of the new executable until its child runs.
-pub const UPGRADE_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest time for a child to open its devices and to restore the state of the shards. The broker answers
 /// nobody meanwhile.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time for a restart of the shards.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for the ends of children, which have no limit.
+const ENDS_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time for an upgrade, from the check of the new executable until its child runs: both executables
+/// may fail to restore the state.
+pub const UPGRADE_TIMEOUT: Duration = CHECK_TIMEOUT
+    .saturating_add(HAND_OVER_TIMEOUT)
+    .saturating_add(RESTORE_TIMEOUT)
+    .saturating_add(RESTORE_TIMEOUT)
+    .saturating_add(RESTART_TIMEOUT)
+    .saturating_add(ENDS_TIMEOUT);
 
 /// An executable that is about to run the shards without their state.
 #[derive(Debug)]
 pub(super) struct Upgrade {
-    executable: Executable,
+    executable: Arc<Executable>,
     version: Version,
     /// Why connections are reset.
     reset: String,
@@ -53,14 +64,24 @@ impl ShardProcess {
         policy: ConnectionPolicy,
         broker: &HandOver,
     ) -> Result<Upgraded, String> {
+        let upgraded = self.try_upgrade(executable, policy, broker);
+        upgraded.inspect_err(|reason| tracing::warn!("the shards were not upgraded: {reason}"))
+    }
+
+    fn try_upgrade(
+        &self,
+        executable: OwnedFd,
+        policy: ConnectionPolicy,
+        broker: &HandOver,
+    ) -> Result<Upgraded, String> {
         let _upgrading = match self.upgrading.try_lock() {
             Ok(upgrading) => upgrading,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err("another upgrade is in progress".into()),
         };
         let file = File::from(executable);
-        let CheckedExecutable { version, state_version } = executable_check::check(&file)?;
-        let executable = Executable { file, state_version };
+        let CheckedExecutable { version, state_format } = executable_check::check(&file)?;
+        let executable = Arc::new(Executable { file, state_format });
         let ended = Instant::now();
         let (reset, stopped) = match self.reason_for_reset(&executable, policy) {
             Some(reason) if policy == ConnectionPolicy::Keep => {
@@ -68,10 +89,7 @@ impl ShardProcess {
             }
             Some(reason) => (reason, None),
             None => match self.hand_over(&executable, &version, policy, broker) {
-                Attempt::Upgraded(upgraded) => {
-                    *lock(&self.executable) = executable;
-                    return Ok(upgraded);
-                }
+                Attempt::Upgraded(upgraded) => return Ok(upgraded),
                 Attempt::TakenBack(reason) => return Err(reason),
                 Attempt::Lost(reason, stopped) => {
                     self.is_end_wanted.store(true, Ordering::Release);
@@ -157,13 +175,10 @@ impl ShardProcess {
 
     /// Returns why connections are not kept, as far as that is known before the shards are stopped.
     fn reason_for_reset(&self, next: &Executable, policy: ConnectionPolicy) -> Option<String> {
-        let former = lock(&self.executable).state_version;
-        match (next.state_version, former) {
+        let former = self.executable().state_format;
+        match (next.state_format, former) {
             _ if policy == ConnectionPolicy::Reset => Some("--reset-connections demands it".into()),
-            (Some(next), Some(former)) if next == former => None,
-            (Some(next), Some(former)) => Some(format!(
-                "the new version reads saved states of version {next}, and the running one writes version {former}"
-            )),
+            (Some(next), Some(former)) => difference(next, former),
             (None, _) => Some("the new version reads no saved states".into()),
             (_, None) => Some("the running version saves no states".into()),
         }
@@ -173,7 +188,7 @@ impl ShardProcess {
     /// executable.
     fn hand_over(
         &self,
-        next: &Executable,
+        next: &Arc<Executable>,
         version: &Version,
         policy: ConnectionPolicy,
         broker: &HandOver,
@@ -197,10 +212,16 @@ impl ShardProcess {
         if self.is_stopping() {
             return Attempt::TakenBack("the stack is being stopped".into());
         }
+        tracing::info!(
+            "the shards are passed to version {version}; connections: {}",
+            stopped.state().connections()
+        );
         self.end_child();
         let NotStarted { failure, has_used_state } = match self.continue_with(next, stopped.state()) {
             Ok(link) => {
                 let (away, connections) = (began.elapsed(), stopped.state().connections());
+                // Before the next restart may begin.
+                *lock(&self.executable) = next.clone();
                 stopped.finish(link);
                 tracing::warn!(
                     "the shards were upgraded to version {version}, in {} ms; connections kept: {connections}",
@@ -213,14 +234,12 @@ impl ShardProcess {
         let reason =
             format!("version {version} cannot continue with the connections (its log says why): {failure}");
         if has_used_state {
-            tracing::error!("{reason}; the former version is started without them");
             return Attempt::Lost(reason, stopped);
         }
-        let former = self.continue_with(&lock(&self.executable), stopped.state());
+        let former = self.continue_with(&self.executable(), stopped.state());
         match former {
             Ok(link) => {
                 stopped.finish(link);
-                tracing::error!("{reason}; the former version does");
                 Attempt::TakenBack(format!(
                     "{reason}; the former version does, and no connection was lost. --reset-connections upgrades by a restart of the shards"
                 ))
@@ -236,5 +255,19 @@ impl ShardProcess {
                 }
             }
         }
+    }
+}
+
+/// Returns why a version with the format `next` of saved states cannot read states of the format `former`, or
+/// `None` if it can.
+fn difference(next: StateFormat, former: StateFormat) -> Option<String> {
+    match (next.version, former.version) {
+        _ if next == former => None,
+        (next, former) if next == former => Some(format!(
+            "the new version reads other saved states of version {next} than the running one writes"
+        )),
+        (next, former) => Some(format!(
+            "the new version reads saved states of version {next}, and the running one writes version {former}"
+        )),
     }
 }

@@ -58,7 +58,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-pub use thread::{AfterDeath, HandOver, HandOverInProgress, UpgradeShards};
+pub use thread::{AfterDeath, HAND_OVER_TIMEOUT, HandOver, HandOverInProgress, UpgradeShards};
 use thread::{BrokerCommand, BrokerShared, BrokerThread, Supervision};
 pub use unreachable::UnreachableStack;
 pub(crate) use unreachable::owner_of;

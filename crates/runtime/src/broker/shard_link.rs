@@ -37,8 +37,10 @@ const HELLO_ID: u32 = u32::MAX;
 pub(super) const SAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the next batch of descriptors may take.
 const STEP_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long all batches of descriptors may take.
+pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the shards may take to go on if their state is not passed on: they may still be saving.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The path to one shard.
 #[derive(Clone, Debug)]
@@ -274,8 +276,10 @@ impl ChildLink {
                 return Err(NotSaved { reason, hangs: !self.release() });
             }
         };
+        let until = Instant::now() + TRANSFER_TIMEOUT;
         let taken = SavedState::receive(&summary, |first| {
-            match self.exchange_with_descriptors(&LinkRequest::Take(first), STEP_TIMEOUT)? {
+            let timeout = STEP_TIMEOUT.min(until.saturating_duration_since(Instant::now()));
+            match self.exchange_with_descriptors(&LinkRequest::Take(first), timeout)? {
                 Some((LinkReply::Batch, descriptors)) => Ok(descriptors),
                 _ => Err(Error::application("the supervisor cannot receive the descriptors of the shards")),
             }

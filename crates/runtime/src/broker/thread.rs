@@ -6,7 +6,7 @@ mod process_log;
 mod restart;
 mod upgrade;
 
-pub use hand_over::{HandOver, HandOverInProgress};
+pub use hand_over::{HAND_OVER_TIMEOUT, HandOver, HandOverInProgress};
 pub use restart::AfterDeath;
 pub(super) use restart::Supervision;
 use restart::{END_TIMEOUT, PreviousDomains, RestoredSockets, SupervisedShards};

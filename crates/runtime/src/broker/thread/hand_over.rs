@@ -5,7 +5,7 @@
 //! noticed afterwards, so the next process of the shards is told.
 
 use super::super::saved_state::SavedState;
-use super::super::shard_link::{NotSaved, SAVE_TIMEOUT};
+use super::super::shard_link::{NotSaved, RELEASE_TIMEOUT, SAVE_TIMEOUT, TRANSFER_TIMEOUT};
 use super::restart::END_TIMEOUT;
 use super::{BrokerCommand, BrokerThread, ChildLink};
 use crate::wait::EventFd;
@@ -15,11 +15,17 @@ use std::time::{Duration, Instant};
 
 /// Attempts to save the shards, and the time between two of them: what prevents it often passes within
 /// milliseconds, such as frames in a queue.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS: u32 = 3;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest time of an attempt after which another one is made. Programs wait meanwhile.
 const FAST_ATTEMPT: Duration = Duration::from_secs(1);
+
+/// Longest time of [`HandOver::begin`]: of its attempts, the last one takes longest.
+pub const HAND_OVER_TIMEOUT: Duration = SAVE_TIMEOUT
+    .saturating_add(TRANSFER_TIMEOUT)
+    .saturating_add(RELEASE_TIMEOUT)
+    .saturating_add(FAST_ATTEMPT.saturating_add(ATTEMPT_INTERVAL).saturating_mul(ATTEMPTS - 1));
 
 /// Has the broker hand the shards over, from the thread of an upgrade.
 #[derive(Clone, Debug)]
@@ -122,7 +128,9 @@ impl BrokerThread {
         if !self.restart_ended_shards(END_TIMEOUT)
             && let Some(supervised) = self.supervised.take()
         {
-            supervised.link.release();
+            if !supervised.link.release() {
+                tracing::error!("the shards were not upgraded, and do not answer");
+            }
             self.watch_shards(supervised);
         }
     }
