@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::served_stack::{POLL_INTERVAL, open_shards};
 use crate::{log, signals};
 use clap::{Args, ValueEnum};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use ginnel::broker::{
     AfterDeath, ChildLink, ChildStart, NotServing, RunningShards, SavedState, UpgradeShards,
@@ -23,6 +23,7 @@ use ginnel::broker::{
 };
 use ginnel::config::RunConfig;
 use ginnel::inspect::restore_routes;
+use ginnel::run_dir::restarts;
 use ginnel::{Config, KeptTaps, PublishedStack, STATE_FORMAT, StateFormat, StopFlag, open_taps};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::set_name;
@@ -104,6 +105,8 @@ pub struct ShardProcess {
     /// Set if the end of the child is not that of a stack that dies: the programs are not ended.
     is_end_wanted: AtomicBool,
     is_stopping: AtomicBool,
+    /// How often the shards were started without the state of those before.
+    restarts: AtomicU64,
     /// Why the stack has ended.
     end: Mutex<Option<String>>,
 }
@@ -164,6 +167,7 @@ impl ShardProcess {
             exchange: Mutex::default(),
             is_end_wanted: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
+            restarts: AtomicU64::new(0),
             end: Mutex::default(),
         }
     }
@@ -191,6 +195,14 @@ impl ShardProcess {
         lock(&self.end).clone()
     }
 
+    /// Records that shards run which do not have the state of those before.
+    fn count_restart(&self) {
+        let count = self.restarts.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Err(error) = restarts::record(&self.directory, count) {
+            tracing::warn!("the number of restarts was not written: {error}");
+        }
+    }
+
     fn set_end(&self, cause: String) {
         *lock(&self.end) = Some(cause);
     }
@@ -211,6 +223,7 @@ impl ShardProcess {
                 has_upgraded = true;
                 if let Some(link) = self.start_upgraded(upgrade) {
                     history.started = Instant::now();
+                    self.count_restart();
                     return AfterDeath::Restarted(link);
                 }
             }
@@ -230,6 +243,7 @@ impl ShardProcess {
             match next {
                 Ok(link) => {
                     let took = started.elapsed().as_millis();
+                    self.count_restart();
                     tracing::warn!(
                         "the process of the shards has ended ({cause}) and was started again in {took} ms"
                     );

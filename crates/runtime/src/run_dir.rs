@@ -6,6 +6,7 @@
 //!     web/                       the stack named "web"
 //!       lock                     locked by the stack's process as long as it lives (flock); has its process id
 //!       ready                    exists once the stack serves programs
+//!       restarts                 how often the shards were started again
 //!       stats, inspect, …        files and sockets for other processes
 //!     .doctor/                   what "ginnel doctor --fix" has changed, for --undo
 //!     .logs/                     the logs, which outlive their stacks
@@ -16,6 +17,7 @@
 //! that finds the directory removes it.
 
 pub mod logs;
+pub mod restarts;
 
 use crate::broker::owner_of;
 use core::fmt;

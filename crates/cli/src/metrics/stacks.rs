@@ -2,7 +2,7 @@
 
 use super::{Exposition, MetricKind, MetricSource};
 use crate::commands::StatSource;
-use ginnel::run_dir::{self, RunningStack};
+use ginnel::run_dir::{self, RunningStack, restarts};
 use ginnel::stats::CounterKind;
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -15,6 +15,9 @@ static HELP: LazyLock<HashMap<&str, &str>> =
     LazyLock::new(|| COUNTERS.lines().filter_map(|line| line.split_once('\t')).collect());
 
 const UP_HELP: &str = "Whether the stack runs and its counters can be read.";
+
+const RESTARTS_HELP: &str =
+    "Times that the shards were started again since the start of the stack, which reset all connections.";
 
 /// The stacks of this user.
 pub struct StackMetrics {
@@ -57,6 +60,8 @@ fn collect_stack(running: RunningStack, out: &mut Exposition) {
         Err(e) => return report_down(&stack, &e.to_string(), out),
     };
     out.add("up", MetricKind::Gauge, UP_HELP, &[("stack", &stack)], 1);
+    let count = restarts::count(&source.running.path);
+    out.add("restarts", MetricKind::Counter, RESTARTS_HELP, &[("stack", &stack)], count);
     for (page, snapshot) in source.pages.iter().zip(&sample.shards) {
         for ((kind, name), value) in page.names().iter().zip(&snapshot.values) {
             let CounterLabel { metric, documented, instance } = CounterLabel::of(name);

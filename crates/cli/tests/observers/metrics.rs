@@ -1,6 +1,7 @@
 //! `ginnel metrics` and `ginnel monitor --metrics`, scraped and parsed as Prometheus does.
 
 use crate::web_stack::{WebStack, interrupt, with_web_stack};
+use ginnel::run_dir::restarts;
 use prometheus_parse::{Scrape, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -92,6 +93,9 @@ fn a_scrape_equals_the_statistics() {
             scrapes.into_iter().map(|scrape| scrape.join().unwrap()).collect()
         });
         assert!(texts.iter().all(|text| text.contains("\nginnel_up{stack=\"web\"} 1\n")));
+        assert!(texts.iter().all(|text| text.contains("\nginnel_restarts_total{stack=\"web\"} 0\n")));
+        restarts::record(&stack.folder.join("run/web"), 3).unwrap();
+        assert!(scrape(&address).contains("\nginnel_restarts_total{stack=\"web\"} 3\n"));
         stack.kill();
         let begun = Instant::now();
         let text = scrape(&address);

@@ -130,6 +130,9 @@ d = socket.create_connection(('127.0.0.1', 7006)); l.accept()[0].sendall(b'again
     // Those of a process that has just ended, or has not asked for its new clients, are closed soon.
     wait_until("no descriptor is left over", || count_descriptors(supervisor) <= descriptors);
     assert!(fixture.run_ok(&["ss", "lab", "-l"]).contains("127.0.0.1:7001"));
+    assert!(fixture.run_ok(&["stat", "lab", "--json"]).contains("\"restarts\":4,"));
+    let table = fixture.run_ok(&["stat", "lab", "--filter", "restarts"]);
+    assert!(table.lines().any(|line| line.starts_with("| restarts") && line.ends_with(" 4 |")), "{table}");
     let log = fixture.run_ok(&["log", "lab"]);
     assert_eq!(log.lines().filter(|line| line.contains("signal 9")).count(), 4, "{log}");
     servers.signal("KILL");

@@ -127,6 +127,7 @@ fn sockets_pass_on(shards: u32) {
     assert_eq!(log.matches("connections kept: ").count(), 3, "{log}");
     assert_eq!(log.matches("the shards are passed to version").count(), 3, "{log}");
     assert!(!log.contains("was started again"), "{log}");
+    assert!(fixture.run_ok(&["stat", "lab", "--json"]).contains("\"restarts\":0,"));
 }
 
 #[test]
@@ -329,6 +330,7 @@ fn version_with_other_states_resets_connections() {
     let reset = upgraded.connections.unwrap_err();
     assert!(reset.contains(&versions), "{reset}");
     assert_eq!(program.ask(), "Connection reset by peer");
+    assert!(fixture.run_ok(&["stat", "lab", "--json"]).contains("\"restarts\":1,"));
     let log = fixture.run_ok(&["log", "lab"]);
     assert!(log.contains(&format!("connections were reset: {reset}")), "{log}");
     assert!(log.contains(&format!("the shards were not upgraded: {reason}")), "{log}");

@@ -2,6 +2,7 @@
 
 use super::sample::{StatSample, StatSource, is_wanted};
 use crate::table::{Table, with_thousands_separators};
+use ginnel::run_dir::restarts;
 use ginnel::stats::{CounterKind, ShardActivity};
 use std::fmt::Write as _;
 
@@ -30,6 +31,13 @@ pub fn table(
         let busy = (0..source.pages.len())
             .map(|shard| source.busy(sample, before, shard).map_or(String::new(), percent));
         table.add_row(core::iter::once("busy".into()).chain(busy));
+    }
+    let restarts = restarts::count(&source.running.path);
+    if is_wanted("restarts", filter) && before.is_none() && (all || restarts > 0) {
+        // They are those of all shards.
+        let empty = if several { source.pages.len() } else { 0 };
+        let cells = core::iter::repeat_n(String::new(), empty).chain([restarts.to_string()]);
+        table.add_row(core::iter::once("restarts".into()).chain(cells));
     }
     for (index, (kind, name)) in source.names.iter().enumerate() {
         if !is_wanted(name, filter) {
@@ -95,7 +103,9 @@ pub fn lines(
 pub fn json(source: &StatSource, sample: &StatSample, filter: &[String]) -> String {
     let mut out = String::new();
     let name = quoted(&source.running.name);
-    let _ = write!(out, "{{\"name\":{name},\"pid\":{},\"shards\":[", source.running.pid);
+    let restarts = restarts::count(&source.running.path);
+    let pid = source.running.pid;
+    let _ = write!(out, "{{\"name\":{name},\"pid\":{pid},\"restarts\":{restarts},\"shards\":[");
     for (shard, (page, snapshot)) in source.pages.iter().zip(&sample.shards).enumerate() {
         let doing = match snapshot.activity {
             ShardActivity::NotStarted => "nothing",
