@@ -1,11 +1,12 @@
 //! `ginnel capture` with a running stack.
 
 use crate::web_stack::{interrupt, with_web_stack};
+use ginnel_testkit::skip;
 use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use std::io::Read;
 use std::net::UdpSocket;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// The line that a capture prints first.
 const FIRST_LINE: &str = "capturing from stack \"web\"; Ctrl-C ends\n";
@@ -99,6 +100,30 @@ fn a_pipe_gets_frames_at_once() {
             }
             next.wait().unwrap();
         };
+        assert!(capture.wait().unwrap().success());
+    });
+}
+
+#[test]
+fn tshark_reads_the_pipe() {
+    let test = "tshark_reads_the_pipe";
+    if Command::new("tshark").arg("--version").output().is_err() {
+        return skip(test, "no tshark");
+    }
+    with_web_stack(test, |stack| {
+        let arguments = ["capture", "web", "--count", "4", "tcp", "port", "80"];
+        let (mut capture, _lines, first) = stack.start(&arguments);
+        assert_eq!(first, FIRST_LINE);
+        let mut tshark = Command::new("tshark");
+        tshark.args(["-n", "-r", "-", "-T", "fields", "-e", "frame.interface_name", "-e", "tcp.flags.syn"]);
+        tshark.stdin(capture.stdout.take().unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let tshark = tshark.spawn().unwrap();
+        stack.get_page();
+        let output = tshark.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8_lossy(&output.stdout);
+        let lines: Vec<&str> = lines.lines().collect();
+        assert_eq!(lines, ["m0\t1", "m0\t1", "m0\t0", "m0\t0"]);
         assert!(capture.wait().unwrap().success());
     });
 }

@@ -4,6 +4,7 @@
 mod attachment;
 mod bad_pointers;
 mod blocking_handlers;
+mod capture;
 mod check;
 mod descriptions;
 mod descriptors;

@@ -3,6 +3,7 @@ use crate::conformance::{self, Guarantees};
 use crate::memory::{MemoryConfig, pair};
 use ginnel_stack::device::{Gso, GsoKind};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
+use ginnel_testkit::skip;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use std::fs::File;
@@ -252,7 +253,7 @@ fn tshark_accepts_the_capture() {
         .output();
     let output = match output {
         Ok(output) => output,
-        Err(error) => return eprintln!("skipped: tshark: {error}"),
+        Err(error) => return skip("tshark_accepts_the_capture", &format!("tshark: {error}")),
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines = String::from_utf8_lossy(&output.stdout).replace("0x00000001", "1").replace("0x00000002", "2");
