@@ -87,3 +87,21 @@ counters! {
     /// Segments that were skipped because no message begins with them, after the framing was lost.
     segments_skipped,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::MonitorCounters;
+
+    #[test]
+    fn the_page_has_each_counter() {
+        let page = include_str!("../../../docs/monitor.md");
+        let mut rows = 0;
+        MonitorCounters::default().visit(&mut |name, help, _| {
+            rows += 1;
+            let row = format!("\n| `{name}` | {help} |\n");
+            assert!(page.contains(&row), "docs/monitor.md has no line {row}");
+        });
+        let table = page.split("| Counter | Meaning |\n|---|---|\n").nth(1).unwrap();
+        assert_eq!(table.lines().take_while(|line| line.starts_with('|')).count(), rows);
+    }
+}
