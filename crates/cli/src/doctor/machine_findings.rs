@@ -194,7 +194,7 @@ fn limits(machine: &MachineDescription, plan: &ShardPlan) -> Vec<Finding> {
         machine.locked_bytes_max.filter(|bytes| uses_af_xdp && *bytes < shards * QUEUE_LOCKED_BYTES)
     {
         let text = format!(
-            "locked memory is limited to {} KiB, and AF_XDP needs up to {} MiB for each queue: LimitMEMLOCK=infinity, or ulimit -l unlimited",
+            "locked memory is limited to {} KiB for the user of this command, and AF_XDP needs up to {} MiB for each queue: LimitMEMLOCK=infinity, or ulimit -l unlimited",
             bytes >> 10,
             QUEUE_LOCKED_BYTES >> 20
         );
@@ -205,7 +205,17 @@ fn limits(machine: &MachineDescription, plan: &ShardPlan) -> Vec<Finding> {
         findings.push(Finding::new(ITEM, Level::Note, text));
     }
     if findings.is_empty() {
-        let text = format!("descriptors and mappings suffice for {clients_max} processes on a stack");
+        // The limit of locked memory is that of this command. The stack may run as another user.
+        let locked = match machine.locked_bytes_max {
+            _ if !uses_af_xdp => "",
+            None => {
+                "; locked memory has no limit here: a stack of another user without CAP_IPC_LOCK needs LimitMEMLOCK=infinity"
+            }
+            Some(_) => {
+                "; locked memory suffices here: a stack of another user without CAP_IPC_LOCK needs LimitMEMLOCK=infinity"
+            }
+        };
+        let text = format!("descriptors and mappings suffice for {clients_max} processes on a stack{locked}");
         findings.push(Finding::new(ITEM, Level::Ok, text));
     }
     findings
