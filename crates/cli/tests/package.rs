@@ -98,6 +98,7 @@ fn the_package_is_installed_used_and_removed() {
     fs::write(root.join("var/lib/dpkg/status"), "").unwrap();
     succeed(&dpkg(&root, &["--install", &package]));
     examine_documents(&root);
+    examine_units(&root, &folder);
     use_programs(&root, &folder);
     use_completions(&root, &folder);
     use_c_api(&root, &folder);
@@ -144,20 +145,71 @@ fn examine_documents(root: &Path) {
         "redis-server.service.d/ginnel.conf",
         "ginnel@redis.service.d/user.conf",
         "kubernetes/web.yaml",
+        "c/levels.c",
     ] {
         assert!(examples.join(example).exists(), "{example}");
     }
     // Without arguments they say how they are called.
-    for script in ["announce-while", "resilient-routes"] {
-        let usage = Command::new(examples.join("ecmp").join(script)).output().unwrap();
+    for script in ["ecmp/announce-while", "ecmp/resilient-routes", "image"] {
+        let usage = Command::new(examples.join(script)).output().unwrap();
         assert_eq!(usage.status.code(), Some(2), "{script}");
-        assert!(text(&usage.stderr).trim_start().starts_with(script), "{}", text(&usage.stderr));
+        assert!(text(&usage.stderr).contains(script.rsplit('/').next().unwrap()), "{}", text(&usage.stderr));
     }
-    assert!(share.join("doc/ginnel/operations.md").exists());
+    let documents = share.join("doc/ginnel");
+    assert!(documents.join("operations.md").exists());
+    for page in files(&documents).iter().filter(|file| file.ends_with(".md")) {
+        let page = documents.join(page);
+        let links = fs::read_to_string(&page).unwrap();
+        for link in links.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let link = link.split('#').next().unwrap();
+            let is_file = !link.is_empty() && !link.contains("://") && !link.contains(' ');
+            let target = match link.strip_prefix('/') {
+                Some(link) => root.join(link),
+                None => page.parent().unwrap().join(link),
+            };
+            assert!(!is_file || target.exists(), "{}: {link}", page.display());
+        }
+    }
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/ginnel@.service")).unwrap();
     let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
     let program = command.split(' ').next().unwrap().trim_start_matches('/');
     assert!(root.join(program).exists(), "{command}");
+}
+
+/// Has systemd check the unit and the drop-ins, with the path of the installed command.
+fn examine_units(root: &Path, folder: &TempFolder) {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        return skip("examine_units", "no systemd-analyze");
+    }
+    let units = folder.0.join("units");
+    let examples = root.join("usr/share/doc/ginnel/examples");
+    let ginnel = root.join("usr/bin/ginnel").display().to_string();
+    let copy = |from: &Path, to: &str| {
+        let to = units.join(to);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::write(to, fs::read_to_string(from).unwrap().replace("/usr/bin/ginnel", &ginnel)).unwrap();
+    };
+    copy(&root.join("usr/lib/systemd/system/ginnel@.service"), "ginnel@.service");
+    for drop_in in [
+        "ginnel@redis.service.d/user.conf",
+        "nginx.service.d/ginnel.conf",
+        "redis-server.service.d/ginnel.conf",
+    ] {
+        copy(&examples.join(drop_in), drop_in);
+    }
+    // Stand for those of Debian's packages.
+    for name in ["nginx.service", "redis-server.service"] {
+        fs::write(units.join(name), "[Service]\nType=forking\nExecStart=/bin/true\n").unwrap();
+    }
+    for unit in ["ginnel@web.service", "ginnel@redis.service", "nginx.service", "redis-server.service"] {
+        let verified = Command::new("systemd-analyze")
+            .args(["verify", "--man=no", "--recursive-errors=one", unit])
+            // The colon stands for the usual directories.
+            .env("SYSTEMD_UNIT_PATH", format!("{}:", units.display()))
+            .output()
+            .unwrap();
+        assert_eq!(succeed(&verified) + &text(&verified.stderr), "", "{unit}");
+    }
 }
 
 /// Starts a stack with an example, and runs a program on it by the installed command.
@@ -225,10 +277,21 @@ fn use_completions(root: &Path, folder: &TempFolder) {
     assert_eq!(succeed(&installed(root, folder, "bash", &["-c", &script])), "doctor\n--interval\n");
     let zsh = share.join("zsh/vendor-completions/_ginnel").display().to_string();
     let fish = share.join("fish/vendor_completions.d/ginnel.fish").display().to_string();
-    for (shell, arguments) in [("zsh", vec!["-n", &zsh]), ("fish", vec!["--no-execute", &fish])] {
-        match Command::new(shell).args(&arguments).output() {
-            Ok(checked) => drop(succeed(&checked)),
-            Err(_) => assert!(fs::metadata(arguments[1]).unwrap().len() > 1000),
-        }
+    // Outside of its line editor zsh completes nothing: the lists of the functions are shown.
+    let in_zsh = format!(
+        "compdef() {{ print -- \"$@\" }}; _describe() {{ print -l -- $commands }}; source {zsh}; _ginnel_commands"
+    );
+    let in_fish = format!("source {fish}; complete -C 'ginnel doct'; complete -C 'ginnel top --inter'");
+    for (shell, option, script, expected) in [
+        ("zsh", "-f", &in_zsh, ["_ginnel ginnel\n", "\ndoctor:"]),
+        ("fish", "--no-config", &in_fish, ["doctor\t", "\n--interval\t"]),
+    ] {
+        let Ok(completed) = Command::new(shell).args([option, "-c", script]).output() else {
+            skip("use_completions", &format!("no {shell}"));
+            continue;
+        };
+        let errors = text(&completed.stderr);
+        let shown = succeed(&completed);
+        assert!(errors.is_empty() && expected.iter().all(|part| shown.contains(part)), "{shown}{errors}");
     }
 }

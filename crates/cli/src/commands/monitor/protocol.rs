@@ -28,7 +28,7 @@ pub struct ProtocolOptions {
 /// Protocols that need no rules.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Protocol {
-    /// Messages of "ginnel iot" (QStack)
+    /// Messages of ginnel-iot (QStack)
     Iot,
     /// HTTP/1.1
     Http,
