@@ -530,3 +530,51 @@ fn sixty_kills_of_the_shards() {
         assert!(median <= 100, "median {median} ms of {outages:?}");
     }
 }
+
+/// Lines of the library go to a standard error that takes none: the program lives, and its calls do not wait.
+#[test]
+fn lines_neither_end_nor_delay_a_program() {
+    if skipped("lines_neither_end_nor_delay_a_program") {
+        return;
+    }
+    let fixture = Fixture::new("unread-lines");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    for kind in ["closed pipe", "full pipe", "closed socket", "full socket", "longest file"] {
+        // The second program has the file as its standard error when it attaches.
+        let script = format!(
+            "
+import os, resource, signal, socket, sys
+kind, state = '{kind}'.split()
+for s in (signal.SIGPIPE, signal.SIGXFSZ): signal.signal(s, signal.SIG_DFL)
+if 'READER' not in os.environ:
+    if state == 'pipe': r, w = os.pipe()
+    elif state == 'socket': r, w = (s.detach() for s in socket.socketpair())
+    else: r = w = os.open('errors', os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    os.set_inheritable(r, True); os.dup2(w, 2); os.environ['READER'] = str(r)
+    os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], sys.argv[1]])
+l = socket.create_server(('127.0.0.1', 7020))
+c = socket.create_connection(('127.0.0.1', 7020)); d, _ = l.accept()
+if kind == 'closed': os.close(int(os.environ['READER']))
+elif kind == 'longest':
+    os.write(2, b'.' * 4096); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+else:
+    os.set_blocking(2, False)
+    try:
+        while True: os.write(2, b'.' * 4096)
+    except BlockingIOError: os.set_blocking(2, True)
+os.close(os.open('ready ' + kind + state, os.O_CREAT))
+try: c.recv(1)
+except ConnectionResetError: print('reset')
+n = socket.create_connection(('127.0.0.1', 7020)); l.accept()[0].sendall(b'again'); print(n.recv(5))"
+        );
+        let python = crate::fixture::python().unwrap();
+        let command = ["run", "--stack", "lab", "--", python, "-c", &script, &script];
+        let program = RunningProgram::new(fixture.ginnel(&command));
+        let ready = fixture.path().join(format!("ready {}", kind.replace(' ', "")));
+        wait_until("it waits", || ready.exists());
+        kill_shards(supervisor(&fixture));
+        let output = program.wait_for_output();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!((&*printed, output.status.code()), ("reset\nb'again'\n", Some(0)), "{kind}: {output:?}");
+    }
+}

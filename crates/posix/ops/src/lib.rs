@@ -67,6 +67,7 @@ mod socket_cmsgs;
 mod sockname;
 mod splice;
 mod stack_end;
+mod standard_error;
 mod stream;
 mod syscall;
 mod tx_stamps;
@@ -90,7 +91,7 @@ pub use multicast::is_source_filter;
 pub use options::{OptionValue, table};
 pub use sleep::Timeout;
 pub use sockaddr::{Family, SockaddrBytes};
-pub use stack_end::write_line;
+pub use standard_error::{write_at_once, write_line};
 pub use user_memory::{UserSlice, UserSliceMut};
 
 use channels::Channels;
@@ -181,7 +182,7 @@ impl Ops {
     /// `EMFILE`, `ENFILE`; `EOPNOTSUPP` if the attachment has no client, or more clients than a stack can
     /// have shards.
     pub fn from_process(mut attachment: Attachment, config: OpsConfig) -> Result<Self, Errno> {
-        stack_end::remember_standard_error();
+        standard_error::remember_standard_error();
         let listen_spawn = config.listen_spawn;
         let clients: Vec<Client> = core::iter::from_fn(|| attachment.take_client()).collect();
         let ops = Self::from_clients(clients, config)?;

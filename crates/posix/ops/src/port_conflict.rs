@@ -3,7 +3,7 @@
 //! cannot both have it.
 
 use crate::Ops;
-use crate::stack_end::write_line;
+use crate::standard_error::write_line;
 use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::fd::RawFd;
 use std::fs;

@@ -8,7 +8,7 @@ use crate::descriptor_report::ReportEntry;
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, FOREIGN_RESERVATION, Listener, SocketRole, Stream, UdpSocket};
 use crate::process::ProcessState;
-use crate::stack_end::write_line;
+use crate::standard_error::write_line;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::broker::{Attachment, Refusal};

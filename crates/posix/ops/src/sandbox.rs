@@ -43,6 +43,8 @@ impl Ops {
         &[
             libc::SYS_read,
             libc::SYS_write,
+            libc::SYS_pwritev2,
+            libc::SYS_fstat,
             libc::SYS_close,
             libc::SYS_fcntl,
             libc::SYS_dup3,
@@ -55,10 +57,13 @@ impl Ops {
             libc::SYS_epoll_ctl,
             libc::SYS_epoll_pwait,
             libc::SYS_epoll_pwait2,
+            libc::SYS_sendto,
             libc::SYS_sendmsg,
             libc::SYS_recvmsg,
             libc::SYS_rt_sigaction,
             libc::SYS_rt_sigprocmask,
+            libc::SYS_rt_sigpending,
+            libc::SYS_rt_sigtimedwait,
             libc::SYS_rt_sigreturn,
             libc::SYS_clock_gettime,
         ]

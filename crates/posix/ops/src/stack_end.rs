@@ -4,13 +4,12 @@
 use crate::fd_table::FileId;
 use crate::process::ProcessState;
 use crate::sleep::Timeout;
+use crate::standard_error::write_line;
 use core::time::Duration;
 use ginnel::Error;
 use ginnel::broker::Refusal;
-use rustix::fd::{BorrowedFd, RawFd};
-use rustix::fs::fstat;
+use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Interval at which listeners and UDP sockets report `ENETDOWN` again. Servers retry at once when `accept`
@@ -31,30 +30,6 @@ const MESSAGE: &str = "ginnel: the stack of this program has ended: its connecti
 
 /// Line on standard error when the shards were started again.
 const RESTART_MESSAGE: &str = "ginnel: the stack of this program was started again: its connections are reset, its listeners serve again\n";
-
-/// Device and inode of standard error when the program attached.
-static STANDARD_ERROR: OnceLock<Option<(u64, u64)>> = OnceLock::new();
-
-/// Returns the identity of the file that is standard error now.
-fn standard_error() -> Option<(u64, u64)> {
-    fstat(rustix::stdio::stderr()).ok().map(|stat| (stat.st_dev, stat.st_ino))
-}
-
-/// Remembers the program's standard error. A daemon may close it and get another file of that number, to
-/// which no message must be written.
-pub(crate) fn remember_standard_error() {
-    STANDARD_ERROR.get_or_init(standard_error);
-}
-
-/// Writes a line to the program's standard error if that is still the file that it was when the program
-/// attached.
-pub fn write_line(line: &str) {
-    let known = STANDARD_ERROR.get().copied().flatten();
-    if known.is_some() && known == standard_error() {
-        let stderr: BorrowedFd<'_> = rustix::stdio::stderr();
-        let _ = rustix::io::write(stderr, line.as_bytes());
-    }
-}
 
 /// Rounds of `ENETDOWN` on listeners and UDP sockets of a stack that is gone. As a pending error of Linux
 /// (`sk_err`) it is reported by one call, and by `poll` until then. Each round makes it pending again, so

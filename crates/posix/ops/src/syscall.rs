@@ -476,6 +476,23 @@ pub(crate) fn replace_signal_mask(set: u64) -> Result<u64, Errno> {
     Ok(before)
 }
 
+/// Returns the signals that are pending for this thread or for its process.
+pub(crate) fn pending_signals() -> Result<u64, Errno> {
+    let mut set = 0u64;
+    let pointer = (&raw mut set).expose_provenance();
+    // SAFETY: the kernel writes to a set of its own size.
+    unsafe { syscall(libc::SYS_rt_sigpending, [pointer, KERNEL_SIGSET_BYTES]) }?;
+    Ok(set)
+}
+
+/// Discards a pending signal of this set, if there is one. The signals must be blocked.
+pub(crate) fn discard_pending_signal(set: u64) {
+    let no_wait = [0i64; 2];
+    let [set, no_wait] = [(&raw const set).expose_provenance(), (&raw const no_wait).expose_provenance()];
+    // SAFETY: the set and the time live through the call, which is passed no memory for a `siginfo_t`.
+    let _ = unsafe { syscall(libc::SYS_rt_sigtimedwait, [set, 0, no_wait, KERNEL_SIGSET_BYTES]) };
+}
+
 /// Queues a signal that was delivered to this thread to it again, with the same `siginfo_t`.
 pub(crate) fn requeue_signal(signal: c_int, info: &siginfo_t) -> Result<(), Errno> {
     // SAFETY: no pointer is passed.

@@ -1,11 +1,11 @@
 //! Attachment of the program to its stack, which `GINNEL_STACK` names, either directly or as the number of an
 //! inherited descriptor.
-#![allow(unsafe_code)] // runs before main, and writes to the terminal without libc's streams
+#![allow(unsafe_code)] // runs before main
 
 use crate::{inherit, real};
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached};
+use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached, write_at_once};
 use runtime::Error;
 use runtime::broker::{Attachment, Refusal, UnattachedProcess};
 use runtime::internal_fd::InternalFd;
@@ -467,13 +467,11 @@ pub fn detach() {
     OPS.store(core::ptr::null_mut(), Ordering::Release);
 }
 
-/// Writes a line to standard error without libc, whose `write` is hooked.
+/// Writes a line to standard error.
 fn write_stderr(parts: &[&str]) {
     let mut line = parts.concat();
     line.push('\n');
-    // SAFETY: the program's standard error; the kernel reports a descriptor that is not open.
-    let terminal = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(terminal, line.as_bytes());
+    write_at_once(&line);
 }
 
 /// Calls `close_range` of libc for all but internal descriptors.
