@@ -32,6 +32,17 @@ impl Limit {
     }
 }
 
+/// Counter of dropped frames whose checksum their sender left to a device.
+const PARTIAL_CHECKSUMS: &str = "drop.partial_transport_checksum";
+
+/// Returns the entry about frames that were dropped because of their partial checksums. A stack writes it
+/// once.
+fn partial_checksums_entry(frames: u64) -> String {
+    format!(
+        "{frames} frame(s) without complete checksums were dropped ({PARTIAL_CHECKSUMS}): their sender is local and leaves checksums to the device. Set partial_checksums=on for the device, or \"ethtool -K\" the sender's interface \"tx off\""
+    )
+}
+
 /// Keys of the queues of received frames, and of what is reserved in queues of all priorities.
 const PRIORITY_QUEUE_KEYS: &str = "priority.queue_frames, priority.queue_bytes, priority.reserve_percent";
 
@@ -250,7 +261,7 @@ impl Drop for LimitWatch {
     }
 }
 
-/// How often the limits were reached.
+/// How often the limits were reached, and after them in each list the frames with partial checksums.
 struct LimitCounts {
     directory: PathBuf,
     /// Last values of the counters of each shard, by its index and that of the limit.
@@ -261,7 +272,7 @@ struct LimitCounts {
 
 impl LimitCounts {
     fn new(directory: PathBuf) -> Self {
-        Self { directory, values: HashMap::new(), pending: vec![(0, None); LIMITS.len()] }
+        Self { directory, values: HashMap::new(), pending: vec![(0, None); LIMITS.len() + 1] }
     }
 
     /// Reads the counters and writes the entries that are due.
@@ -269,17 +280,17 @@ impl LimitCounts {
         // Pages appear and disappear with the process of the shards.
         for (shard, page) in pages(&self.directory).unwrap_or_default().iter().enumerate() {
             let Ok(snapshot) = page.read() else { continue };
-            for (index, limit) in LIMITS.iter().enumerate() {
-                let at = page.names().iter().position(|(_, name)| name == limit.counter);
+            let counters = LIMITS.iter().map(|limit| limit.counter).chain([PARTIAL_CHECKSUMS]);
+            for (index, counter) in counters.enumerate() {
+                let at = page.names().iter().position(|(_, name)| name == counter);
                 if let Some(value) = at.and_then(|at| snapshot.values.get(at)) {
                     self.add(shard, index, *value);
                 }
             }
         }
-        for (limit, reached) in LIMITS.iter().zip(self.due(now)) {
-            if reached > 0 {
-                tracing::warn!("{}", limit.entry(reached));
-            }
+        for (index, reached) in self.due(now).into_iter().enumerate().filter(|(_, reached)| *reached > 0) {
+            let entry = LIMITS.get(index).map(|limit| limit.entry(reached));
+            tracing::warn!("{}", entry.unwrap_or_else(|| partial_checksums_entry(reached)));
         }
     }
 
@@ -291,15 +302,17 @@ impl LimitCounts {
 
     /// Returns for each limit how often it was reached since its last entry, or 0 if no entry is due.
     fn due(&mut self, now: Instant) -> Vec<u64> {
-        let take = |(reached, last): &mut (u64, Option<Instant>)| {
-            let is_due = *reached > 0 && last.is_none_or(|last| now - last >= REPEAT_INTERVAL);
+        let take = |(index, (reached, last)): (usize, &mut (u64, Option<Instant>))| {
+            let is_limit = index < LIMITS.len();
+            let is_repeated = |last| is_limit && now - last >= REPEAT_INTERVAL;
+            let is_due = *reached > 0 && last.is_none_or(is_repeated);
             if !is_due {
                 return 0;
             }
             *last = Some(now);
             core::mem::take(reached)
         };
-        self.pending.iter_mut().map(take).collect()
+        self.pending.iter_mut().enumerate().map(take).collect()
     }
 }
 
@@ -324,6 +337,15 @@ mod tests {
         // The counter of a new process begins at 0.
         counts.add(0, 1, 3);
         assert_eq!(due(&mut counts, 200), 3);
+    }
+
+    #[test]
+    fn partial_checksums_have_one_entry() {
+        let (mut counts, index, now) = (LimitCounts::new(PathBuf::new()), LIMITS.len(), Instant::now());
+        counts.add(0, index, 2);
+        assert_eq!(counts.due(now)[index], 2);
+        counts.add(0, index, 9);
+        assert_eq!(counts.due(now + 10 * REPEAT_INTERVAL)[index], 0);
     }
 
     #[test]

@@ -13,11 +13,6 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Drivers of interfaces whose frames come from a local sender.
 const LOCAL_DRIVERS: [&str; 2] = ["veth", "virtio_net"];
-/// Number of frames that are looked at on other interfaces.
-const FRAMES_LOOKED_AT: u32 = 1024;
-/// Number of frames with partial checksums that cause a warning. Fewer may be complete checksums with equal
-/// values.
-const FRAMES_REPORTED: u32 = 3;
 
 const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
@@ -33,7 +28,7 @@ pub enum PartialChecksums {
     Auto,
     /// Accepts them.
     Accept,
-    /// Leaves them to the stack, which drops them like other frames with a wrong checksum.
+    /// Leaves them to the stack, which drops and counts them (`drop.partial_transport_checksum`).
     Reject,
 }
 
@@ -47,8 +42,6 @@ impl PartialChecksums {
 pub(crate) enum PartialChecksumCheck {
     /// Accepts such frames.
     Accept,
-    /// Looks at this many more frames, and has found this many with partial checksums.
-    Watch { interface: Box<str>, frames_left: u32, found: u32 },
     /// Accepts only frames of which the device says that their sender left the checksum to it.
     OnlyMarked,
     /// Looks at no frame.
@@ -57,14 +50,12 @@ pub(crate) enum PartialChecksumCheck {
 
 impl PartialChecksumCheck {
     /// Creates the check for an interface with this driver.
-    pub fn new(choice: PartialChecksums, interface: &str, driver: Option<&str>) -> Self {
+    pub fn new(choice: PartialChecksums, driver: Option<&str>) -> Self {
         let is_local = driver.is_some_and(|driver| LOCAL_DRIVERS.contains(&driver));
         match choice {
             PartialChecksums::Accept => Self::Accept,
             PartialChecksums::Auto if is_local => Self::Accept,
-            PartialChecksums::Auto => {
-                Self::Watch { interface: interface.into(), frames_left: FRAMES_LOOKED_AT, found: 0 }
-            }
+            PartialChecksums::Auto => Self::OnlyMarked,
             PartialChecksums::Reject => Self::Off,
         }
     }
@@ -86,36 +77,16 @@ impl PartialChecksumCheck {
     pub fn checksum_of_marked(&self, frame: &[u8]) -> RxChecksum {
         match self {
             Self::Off => RxChecksum::Unverified,
-            Self::Accept | Self::Watch { .. } | Self::OnlyMarked => accept(frame),
+            Self::Accept | Self::OnlyMarked => accept(frame),
         }
     }
 
     /// Returns the state of the checksum of a received frame.
     #[inline]
-    pub fn checksum_of(&mut self, frame: &[u8]) -> RxChecksum {
+    pub fn checksum_of(&self, frame: &[u8]) -> RxChecksum {
         match self {
             Self::OnlyMarked | Self::Off => RxChecksum::Unverified,
             Self::Accept => accept(frame),
-            Self::Watch { .. } => {
-                self.watch(frame);
-                RxChecksum::Unverified
-            }
-        }
-    }
-
-    #[cold]
-    fn watch(&mut self, frame: &[u8]) {
-        let Self::Watch { interface, frames_left, found } = self else { return };
-        *frames_left -= 1;
-        *found += u32::from(partial_checksum(frame).is_some());
-        if *found == FRAMES_REPORTED {
-            tracing::warn!(
-                interface = %interface,
-                "frames without complete checksums arrive, and are dropped: their sender is local and leaves checksums to the device. Set partial_checksums=on for the device, or \"ethtool -K\" its interface \"tx off\""
-            );
-        }
-        if *found == FRAMES_REPORTED || *frames_left == 0 {
-            *self = Self::OnlyMarked;
         }
     }
 }
@@ -234,7 +205,7 @@ mod tests {
     fn driver_decides_unless_the_key_does() {
         let (partial, _) = frame(false, false, protocol::TCP, 16);
         let accepted = |choice, driver| {
-            let mut check = PartialChecksumCheck::new(choice, "eth0", driver);
+            let check = PartialChecksumCheck::new(choice, driver);
             check.checksum_of(&partial) != RxChecksum::Unverified
         };
         assert!(accepted(PartialChecksums::Auto, Some("veth")));
@@ -242,23 +213,6 @@ mod tests {
         assert!(!accepted(PartialChecksums::Auto, Some("ixgbe")) && !accepted(PartialChecksums::Auto, None));
         assert!(accepted(PartialChecksums::Accept, Some("ixgbe")));
         assert!(!accepted(PartialChecksums::Reject, Some("veth")));
-    }
-
-    #[test]
-    fn other_drivers_are_watched_for_a_while() {
-        let (partial, _) = frame(false, false, protocol::TCP, 16);
-        let new = || PartialChecksumCheck::new(PartialChecksums::Auto, "eth0", Some("ixgbe"));
-        let mut check = new();
-        for found in 0..FRAMES_REPORTED {
-            assert!(matches!(check, PartialChecksumCheck::Watch { found: now, .. } if now == found));
-            check.checksum_of(&partial);
-        }
-        assert!(matches!(check, PartialChecksumCheck::OnlyMarked), "reported once");
-        let mut check = new();
-        for _ in 0..FRAMES_LOOKED_AT {
-            check.checksum_of(b"no frame");
-        }
-        assert!(matches!(check, PartialChecksumCheck::OnlyMarked));
     }
 
     #[test]
@@ -270,7 +224,7 @@ mod tests {
             (PartialChecksums::Accept, partial, partial),
             (PartialChecksums::Reject, RxChecksum::Unverified, RxChecksum::Unverified),
         ] {
-            let mut check = PartialChecksumCheck::without_interface(choice);
+            let check = PartialChecksumCheck::without_interface(choice);
             assert_eq!(check.checksum_of(&frame), unmarked, "{choice:?}");
             assert_eq!(check.checksum_of_marked(&frame), marked, "{choice:?}");
         }

@@ -1,12 +1,15 @@
 //! The log of a stack, which outlives it.
 
 use crate::fixture::{Fixture, RunningProgram, signal, skipped, wait_until};
+use crate::restart_devices::over_af_xdp;
 use ginnel::run_dir::logs::StackLog;
-use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::interop::{Namespace, programs_unavailable, unavailable};
 use ginnel_testkit::skip;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 use tracing::Level;
 
 fn log(fixture: &Fixture, name: &str) -> String {
@@ -234,4 +237,58 @@ while True:
     });
     namespace.ip("link set web0 up").unwrap();
     wait_until("it is up", || log(&fixture, "lab").contains("interface web0 transmits again"));
+}
+
+/// Starts a stack whose interface is in `host`, without a program.
+fn start_in_namespace(fixture: &Fixture, options: &[&str], host: &Namespace) -> RunningProgram {
+    let up = fixture.ginnel(&[&["up", "lab", "--address", "10.9.0.2/24"], options].concat());
+    let stack = host.run(|| Ok::<_, std::io::Error>(RunningProgram::new(up))).unwrap();
+    wait_until("it serves", || fixture.path().join("run/lab/ready").exists());
+    stack
+}
+
+/// The interface of the stack is a bridge, whose driver is not one of those with local senders.
+#[test]
+fn late_partial_checksums_are_in_the_log() {
+    let test = "late_partial_checksums_are_in_the_log";
+    if let Some(reason) = programs_unavailable(&["ethtool"]) {
+        return skip(test, &reason);
+    }
+    over_af_xdp(test, |_, host, clients| {
+        let fixture = Fixture::new("log-checksums");
+        for change in ["link add lan0 type bridge", "link set web0 master lan0", "link set lan0 up"] {
+            host.ip(change).unwrap();
+        }
+        let offload = |state: &str| {
+            let arguments = ["-K", "web1", "tx", state];
+            let output = clients.run(|| Command::new("ethtool").args(arguments).output()).unwrap();
+            assert!(output.status.success(), "{output:?}");
+        };
+        offload("off");
+        let stack = start_in_namespace(&fixture, &["--device", "af_xdp:lan0"], host);
+        let script = "
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('10.9.0.2', 7001)); signal.alarm(0)
+while True: u.sendto(*u.recvfrom(100))";
+        let program = fixture.script(&["--stack", "lab"], script);
+        let _program = host.run(|| Ok::<_, std::io::Error>(RunningProgram::new(program))).unwrap();
+        let client = clients.run(|| UdpSocket::bind("10.9.0.1:0")).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        client.connect("10.9.0.2:7001").unwrap();
+        let asks = || client.send(b"x").is_ok() && client.recv(&mut [0; 9]).is_ok();
+        wait_until("it answers", asks);
+        for _ in 0..2000 {
+            wait_until("it answers again", asks);
+        }
+        assert!(!log(&fixture, "lab").contains("checksums"));
+        offload("on");
+        let entry = "without complete checksums were dropped (drop.partial_transport_checksum)";
+        wait_until(entry, || !asks() && log(&fixture, "lab").contains(entry));
+        assert!(!asks());
+        // The last entries are written at the end.
+        stack.signal("TERM");
+        assert!(stack.wait_for_output().status.success());
+        let log = log(&fixture, "lab");
+        assert_eq!(log.matches(entry).count(), 1, "{log}");
+        assert!(log.contains("Set partial_checksums=on for the device, or \"ethtool -K\""), "{log}");
+    });
 }

@@ -233,8 +233,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         };
         let mut rx =
             AfXdpRx::new(socket, rx, longest, reassembly_bytes, packet_socket, queue_stats, program.clone())?;
-        rx.partial_checksums =
-            PartialChecksumCheck::new(options.partial_checksums, &config.interface, driver.as_deref());
+        rx.partial_checksums = PartialChecksumCheck::new(options.partial_checksums, driver.as_deref());
         wakers.push(rx.clone_wake_fd()?);
         devices.push(Device { rx: Box::new(rx), tx: Box::new(tx) });
     }

@@ -94,7 +94,7 @@ fn open_checked(config: &DpdkConfig, queues: u16) -> io::Result<Dpdk> {
     for queue in 0..queues {
         let choice = config.options.partial_checksums;
         let check = match interface {
-            Some(name) => PartialChecksumCheck::new(choice, name, driver.as_deref()),
+            Some(_) => PartialChecksumCheck::new(choice, driver.as_deref()),
             None => PartialChecksumCheck::without_interface(choice),
         };
         let rx = DpdkRx::new(port.clone(), queue, interval, check)?;

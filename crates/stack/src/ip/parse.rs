@@ -377,7 +377,7 @@ impl<'b> UncheckedSegment<'b> {
             return Err(DropReason::BadTransportLength);
         }
         if !self.is_checksum_verified(frame) && !self.checksum_ok(protocol::TCP, bytes) {
-            return Err(DropReason::BadTransportChecksum);
+            return Err(self.checksum_error(protocol::TCP, bytes, 16));
         }
         Ok(ParsedFrame::Tcp(self.l4(frame, bytes)))
     }
@@ -394,7 +394,7 @@ impl<'b> UncheckedSegment<'b> {
             self.is_checksum_verified(frame) || self.checksum_ok(protocol::UDP, bytes)
         };
         if !ok {
-            return Err(DropReason::BadTransportChecksum);
+            return Err(self.checksum_error(protocol::UDP, bytes, 6));
         }
         Ok(ParsedFrame::Udp(self.l4(frame, bytes)))
     }
@@ -412,13 +412,27 @@ impl<'b> UncheckedSegment<'b> {
 
     #[inline]
     fn checksum_ok(&self, protocol: u8, bytes: &[u8]) -> bool {
-        let pseudo = match (self.src, self.dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => pseudo_v4(src, dst, protocol, bytes.len()),
-            (IpAddr::V6(src), IpAddr::V6(dst)) => pseudo_v6(src, dst, protocol, bytes.len()),
+        self.pseudo_header(protocol, bytes).is_some_and(|pseudo| pseudo.add(Sum::of(bytes)).is_valid())
+    }
+
+    /// Returns the sum of the pseudo-header of a segment.
+    #[inline]
+    fn pseudo_header(&self, protocol: u8, bytes: &[u8]) -> Option<Sum> {
+        match (self.src, self.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => Some(pseudo_v4(src, dst, protocol, bytes.len())),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => Some(pseudo_v6(src, dst, protocol, bytes.len())),
             // Both addresses are from one header.
-            _ => return false,
-        };
-        pseudo.add(Sum::of(bytes)).is_valid()
+            _ => None,
+        }
+    }
+
+    /// Returns why a segment with a wrong checksum is dropped. The checksum is at offset `at` of the segment.
+    #[cold]
+    fn checksum_error(&self, protocol: u8, bytes: &[u8], at: usize) -> DropReason {
+        let is_partial = self.pseudo_header(protocol, bytes).is_some_and(|pseudo| {
+            bytes.get(at..at + 2).is_some_and(|field| field == pseudo.fold().to_be_bytes())
+        });
+        if is_partial { DropReason::PartialTransportChecksum } else { DropReason::BadTransportChecksum }
     }
 
     #[inline]

@@ -121,6 +121,23 @@ fn frames_with_wrong_checksums_are_dropped() {
 }
 
 #[test]
+fn frames_with_partial_checksums_are_counted_separately() {
+    let mut fixture = NetworkFixture::new();
+    let mut segment = segment(11);
+    let pseudo = pseudo_v6(PEER_V6, OUR_V6, protocol::TCP, segment.len());
+    segment[16..18].copy_from_slice(&pseudo.fold().to_be_bytes());
+    let bytes = frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::TCP, 64, &segment));
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::PartialTransportChecksum);
+    let mut datagram = [0, 1, 0, 2, 0, 9, 0, 0, 77];
+    let pseudo = pseudo_v4(PEER_V4, OUR_V4, protocol::UDP, datagram.len());
+    datagram[6..8].copy_from_slice(&pseudo.fold().to_be_bytes());
+    let bytes = v4_frame(protocol::UDP, &datagram);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::PartialTransportChecksum);
+    let drops = fixture.network.drops();
+    assert_eq!((drops.partial_transport_checksum, drops.bad_transport_checksum), (2, 0));
+}
+
+#[test]
 fn device_checksum_status_applies_to_outer_segment_only() {
     let fixture = NetworkFixture::new();
     let mut bytes = tcp_frame();

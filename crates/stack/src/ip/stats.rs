@@ -70,6 +70,9 @@ drop_reasons! {
     BadTransportLength => bad_transport_length,
     /// Packets with a wrong TCP or UDP checksum, and UDP datagrams over IPv6 without one.
     BadTransportChecksum => bad_transport_checksum,
+    /// Packets whose TCP or UDP checksum is that of the pseudo-header alone: a local sender left the rest to
+    /// a device that did not add it (`partial_checksums`).
+    PartialTransportChecksum => partial_transport_checksum,
     /// IPv6 packets whose extension headers were malformed, too many or unsupported.
     BadExtensionHeaders => bad_extension_headers,
     /// Fragments within packets that were reassembled from fragments.
