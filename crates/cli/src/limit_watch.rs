@@ -1,6 +1,8 @@
 //! Writes an entry to the log when a limit of the stack is reached: which one, how often, and the keys that
 //! raise it. Reads the published counters once a second, so that a limit costs nothing where it is enforced.
+//! Looks at the interfaces of the stack as often.
 
+use crate::interface_watch::InterfaceWatch;
 use ginnel::stats::pages;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -237,12 +239,13 @@ pub struct LimitWatch {
 
 impl LimitWatch {
     /// Starts to watch the stack with this directory. Without a thread its limits are counted only.
-    pub fn start(directory: &Path) -> Self {
+    pub fn start(directory: &Path, mut interfaces: InterfaceWatch) -> Self {
         let (stop, stopped) = channel();
         let mut counts = LimitCounts::new(directory.to_owned());
         let thread = std::thread::Builder::new().name("limit-watch".into()).spawn(move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 counts.update(Instant::now());
+                interfaces.update();
             }
             // At the end all entries are due.
             counts.update(Instant::now() + REPEAT_INTERVAL);

@@ -14,6 +14,7 @@ mod entry_limit;
 mod executable;
 mod executable_check;
 mod failure;
+mod interface_watch;
 mod limit_watch;
 mod log;
 mod metrics;

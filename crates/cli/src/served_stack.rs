@@ -2,6 +2,7 @@
 
 use crate::descriptor_limit;
 use crate::failure::Failure;
+use crate::interface_watch::InterfaceWatch;
 use crate::limit_watch::LimitWatch;
 use crate::supervisor::{OnStackDeath, ShardProcess, StartedShards};
 use crate::{log, programs, start_entries};
@@ -29,6 +30,7 @@ pub struct OpenedStack {
     shards: ShardThreads,
     broker: Broker,
     published: Arc<PublishedStack>,
+    interfaces: InterfaceWatch,
 }
 
 /// The shards of a stack.
@@ -173,15 +175,16 @@ impl OpenedStack {
         on_death: OnStackDeath,
     ) -> Result<Self, Failure> {
         start_entries::write_machine_limits(&config);
+        let interfaces = InterfaceWatch::new(&config);
         if on_death != OnStackDeath::Fail {
             let StartedShards { process, link, restart, upgrade } =
                 ShardProcess::start(&config, published.dir().path(), on_death)?;
             let broker = Broker::open_supervising(&published, link, restart, upgrade, info)?;
-            return Ok(Self { shards: ShardThreads::Child(process), broker, published });
+            return Ok(Self { shards: ShardThreads::Child(process), broker, published, interfaces });
         }
         let (shards, commanders) = open_shards(config, published.clone(), Vec::new(), None)?;
         let broker = Broker::open_for(&published, commanders, info)?;
-        Ok(Self { shards, broker, published })
+        Ok(Self { shards, broker, published, interfaces })
     }
 
     /// Runs the stack until `stop` is set or `act` returns, and returns after both the stack and `act`. `act`
@@ -191,8 +194,8 @@ impl OpenedStack {
         stop: &StopFlag,
         act: impl FnOnce(&ServedStack<'_>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let Self { shards, broker, published } = self;
-        let limit_watch = LimitWatch::start(published.dir().path());
+        let Self { shards, broker, published, interfaces } = self;
+        let limit_watch = LimitWatch::start(published.dir().path(), interfaces);
         let shard_process = match &shards {
             ShardThreads::Child(process) => Some(process.clone()),
             ShardThreads::One(_) | ShardThreads::Several(..) => None,

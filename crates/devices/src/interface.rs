@@ -37,9 +37,49 @@ pub fn read(name: &str) -> io::Result<InterfaceInfo> {
     })
 }
 
+/// Says whether an interface can carry frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It is up and has a carrier.
+    Up,
+    /// It is up, and its cable or its peer is not.
+    NoCarrier,
+    /// It is down.
+    Down,
+    /// There is no interface of that name.
+    Missing,
+}
+
+/// Reads the states of interfaces in the network namespace of the thread that opened it.
+pub struct LinkStates(Netlink);
+
+impl LinkStates {
+    /// Opens a netlink socket.
+    ///
+    /// # Errors
+    /// The socket could not be opened.
+    pub fn open() -> io::Result<Self> {
+        Netlink::open().map(Self)
+    }
+
+    /// Returns the state of the interface `name`.
+    ///
+    /// # Errors
+    /// The kernel refuses the request.
+    pub fn read(&mut self, name: &str) -> io::Result<LinkState> {
+        match self.0.link(name) {
+            Ok(link) if link.running => Ok(LinkState::Up),
+            Ok(link) if link.up => Ok(LinkState::NoCarrier),
+            Ok(_) => Ok(LinkState::Down),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(LinkState::Missing),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::read;
+    use super::{LinkState, LinkStates, read};
     use std::net::{IpAddr, Ipv4Addr};
 
     #[test]
@@ -48,5 +88,13 @@ mod tests {
         assert_eq!((lo.index, lo.mac), (1, [0; 6]));
         assert!(!lo.up || lo.addresses.contains(&(IpAddr::V4(Ipv4Addr::LOCALHOST), 8)), "{lo:?}");
         assert!(read("nonesuch").is_err());
+    }
+
+    #[test]
+    fn states_are_those_of_the_kernel() {
+        let mut states = LinkStates::open().unwrap();
+        let lo = if read("lo").unwrap().up { LinkState::Up } else { LinkState::Down };
+        assert_eq!(states.read("lo").unwrap(), lo);
+        assert_eq!(states.read("nonesuch").unwrap(), LinkState::Missing);
     }
 }

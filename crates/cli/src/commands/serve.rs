@@ -1,6 +1,7 @@
 //! `ginnel echo` and `ginnel httpd`: servers that run until a signal stops them.
 
 use crate::failure::Failure;
+use crate::interface_watch::InterfaceWatch;
 use crate::limit_watch::LimitWatch;
 use crate::output;
 use crate::stack_options::{DeviceName, OwnStackOptions};
@@ -129,7 +130,7 @@ pub fn run<H: Handler, R: Send>(
     let limit_watch = published.as_ref().map(|published| {
         log::open(published.dir().path(), &config.run);
         start_entries::write(&config, published.dir().name(), &format!("ginnel {program}"));
-        LimitWatch::start(published.dir().path())
+        LimitWatch::start(published.dir().path(), InterfaceWatch::new(&config))
     });
     let shards = Shards::new(config).published(published).open();
     let result = shards.and_then(|shards| shards.run(&stop, handler, finish)).map_err(Failure::from);

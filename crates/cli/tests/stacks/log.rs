@@ -1,7 +1,7 @@
 //! The log of a stack, which outlives it.
 
 use crate::fixture::{Fixture, RunningProgram, signal, skipped, wait_until};
-use crate::restart_devices::over_af_xdp;
+use crate::restart_devices::{over_af_xdp, over_tap};
 use ginnel::run_dir::logs::StackLog;
 use ginnel_testkit::interop::{Namespace, programs_unavailable, unavailable};
 use ginnel_testkit::skip;
@@ -245,6 +245,40 @@ fn start_in_namespace(fixture: &Fixture, options: &[&str], host: &Namespace) -> 
     let stack = host.run(|| Ok::<_, std::io::Error>(RunningProgram::new(up))).unwrap();
     wait_until("it serves", || fixture.path().join("run/lab/ready").exists());
     stack
+}
+
+/// Changes an interface, waits for the entry about the stack's interface, and restores it.
+fn assert_change_and_return(fixture: &Fixture, namespace: &Namespace, interface: &str, change: &str) {
+    let count = |text: &str| log(fixture, "lab").matches(text).count();
+    let again = "interface web0 is up and has a carrier again";
+    let before = count(again);
+    namespace.ip(&format!("link set {interface} down")).unwrap();
+    wait_until(change, || count(change) > 0);
+    namespace.ip(&format!("link set {interface} up")).unwrap();
+    wait_until(again, || count(again) > before);
+    assert_eq!((count(change), count(again)), (1, before + 1), "{}", log(fixture, "lab"));
+}
+
+#[test]
+fn af_xdp_interface_without_its_carrier_is_in_the_log() {
+    let test = "af_xdp_interface_without_its_carrier_is_in_the_log";
+    over_af_xdp(test, |options, host, clients| {
+        let fixture = Fixture::new("log-carrier");
+        let _stack = start_in_namespace(&fixture, options, host);
+        assert_change_and_return(&fixture, clients, "web1", "interface web0 has no carrier");
+        assert_change_and_return(&fixture, host, "web0", "interface web0 is down");
+    });
+}
+
+#[test]
+fn tap_interface_of_a_silent_stack_is_in_the_log() {
+    over_tap("tap_interface_of_a_silent_stack_is_in_the_log", |options, host, _| {
+        let fixture = Fixture::new("log-silent");
+        let _stack = start_in_namespace(&fixture, options, host);
+        // The watch looks at the interface for the first time within a second.
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_change_and_return(&fixture, host, "web0", "interface web0 is down");
+    });
 }
 
 /// The interface of the stack is a bridge, whose driver is not one of those with local senders.

@@ -108,5 +108,12 @@ fn stacks_over_memif_serve_again() {
         kill_shards(supervisor_of(&fixture, name));
         serves();
     }
+    for name in ["lab", "peer"] {
+        let log = fixture.run_ok(&["log", name]);
+        // Its own shards were killed twice, without a line, and so were those of its peer.
+        for (entry, least) in [("memif link is up", 5), ("memif link is down", 2)] {
+            assert!(log.matches(entry).count() >= least, "{name}: {entry}\n{log}");
+        }
+    }
     drop(server);
 }

@@ -1,0 +1,108 @@
+//! Writes an entry to the log when an interface of the stack loses its carrier, goes down or comes back, also
+//! if the stack transmits nothing meanwhile. Asks the kernel once a second.
+
+use ginnel::Config;
+use ginnel::config::DeviceKind;
+use ginnel_devices::interface::{LinkState, LinkStates};
+use std::collections::BTreeMap;
+
+/// The interfaces of a stack.
+pub struct InterfaceWatch {
+    /// Opened by the first look, in the thread that looks.
+    states: Option<LinkStates>,
+    interfaces: Vec<WatchedInterface>,
+}
+
+struct WatchedInterface {
+    name: String,
+    /// State at the last look; `None` until the interface was up for the first time.
+    last: Option<LinkState>,
+}
+
+impl InterfaceWatch {
+    /// Creates the watch for the TAP and AF_XDP devices of a stack.
+    pub fn new(config: &Config) -> Self {
+        // An interface may have several devices.
+        let mut interfaces = BTreeMap::new();
+        for device in &config.devices {
+            let last = match device.kind {
+                // It must be up when the stack starts.
+                DeviceKind::AfXdp => Some(LinkState::Up),
+                // The stack may create it and sets it up.
+                DeviceKind::Tap => None,
+                DeviceKind::Memory | DeviceKind::Memif | DeviceKind::Dpdk => continue,
+            };
+            interfaces.insert(device.interface.as_ref().unwrap_or(&device.name).clone(), last);
+        }
+        let interfaces = interfaces.into_iter().map(|(name, last)| WatchedInterface { name, last }).collect();
+        Self { states: None, interfaces }
+    }
+
+    /// Reads the states of the interfaces and writes what has changed.
+    pub fn update(&mut self) {
+        if self.interfaces.is_empty() {
+            return;
+        }
+        if self.states.is_none() {
+            self.states = LinkStates::open().ok();
+        }
+        let Some(states) = &mut self.states else { return };
+        for interface in &mut self.interfaces {
+            let entry = states.read(&interface.name).ok().and_then(|state| interface.entry(state));
+            if let Some(entry) = entry {
+                tracing::warn!("{entry}");
+            }
+        }
+    }
+}
+
+impl WatchedInterface {
+    /// Takes note of the state now. Returns the entry if it has changed.
+    fn entry(&mut self, state: LinkState) -> Option<String> {
+        if self.last == Some(state) || self.last.is_none() && state != LinkState::Up {
+            return None;
+        }
+        let is_first = self.last.replace(state).is_none();
+        let change = match state {
+            LinkState::Up => "is up and has a carrier again",
+            LinkState::NoCarrier => "has no carrier",
+            LinkState::Down => "is down",
+            LinkState::Missing => "was deleted, or moved to another network namespace",
+        };
+        (!is_first).then(|| format!("interface {} {change}", self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_change_has_one_entry() {
+        let mut tap = WatchedInterface { name: "tap0".into(), last: None };
+        for state in [LinkState::Missing, LinkState::Down, LinkState::Up, LinkState::Up] {
+            assert_eq!(tap.entry(state), None, "{state:?}: the stack sets the interface up");
+        }
+        for (state, entry) in [
+            (LinkState::NoCarrier, "interface tap0 has no carrier"),
+            (LinkState::Down, "interface tap0 is down"),
+            (LinkState::Up, "interface tap0 is up and has a carrier again"),
+            (LinkState::Missing, "interface tap0 was deleted, or moved to another network namespace"),
+        ] {
+            assert_eq!(tap.entry(state).as_deref(), Some(entry));
+            assert_eq!(tap.entry(state), None);
+        }
+        let mut xdp = WatchedInterface { name: "eth0".into(), last: Some(LinkState::Up) };
+        assert_eq!(xdp.entry(LinkState::NoCarrier).as_deref(), Some("interface eth0 has no carrier"));
+    }
+
+    #[test]
+    fn only_interfaces_of_the_kernel_are_watched() {
+        let config =
+            "[[device]]\nname = \"web0\"\nkind = \"af_xdp\"\n[[device]]\nname = \"m\"\nkind = \"memory\"
+[[device]]\nname = \"t\"\nkind = \"tap\"\ninterface = \"tap0\"";
+        let watch = InterfaceWatch::new(&Config::from_toml("lab", config).unwrap());
+        let all: Vec<_> = watch.interfaces.iter().map(|watched| (&*watched.name, watched.last)).collect();
+        assert_eq!(all, [("tap0", None), ("web0", Some(LinkState::Up))]);
+    }
+}
