@@ -35,6 +35,7 @@ mod signal_delivery;
 mod socket_arguments;
 mod socket_kill;
 mod socket_users;
+mod stack_memory;
 mod surroundings;
 mod symbols;
 mod system_calls;
