@@ -435,6 +435,25 @@ for t in threads: t.start()
 open('load', 'w').close()
 for t in threads: t.join()";
 
+/// Returns a process and its descendants.
+fn process_tree(pid: u32) -> Vec<u32> {
+    children(pid).into_iter().flat_map(process_tree).chain([pid]).collect()
+}
+
+/// Descriptors and memory in KiB of the supervisor, the process of the shards, and both programs.
+fn resources(supervisor: u32, programs: [u32; 2]) -> [(&'static str, usize, u64); 4] {
+    let of = |name, pids: Vec<u32>| {
+        let descriptors = pids.iter().map(|pid| count_descriptors(*pid)).sum();
+        (name, descriptors, pids.into_iter().map(resident_kib).sum())
+    };
+    [
+        of("supervisor", vec![supervisor]),
+        of("shards", vec![shard_process(supervisor).unwrap()]),
+        of("nginx", process_tree(programs[0])),
+        of("redis", process_tree(programs[1])),
+    ]
+}
+
 /// Memory of a process in KiB.
 fn resident_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -474,17 +493,22 @@ server {{ listen 127.0.0.1:7080; location / {{ return 200 ok; }} }} }}"
     let load = RunningProgram::new(fixture.script(&["--stack", "lab"], &format!("{ASK}{LOAD}")));
     wait_until("there is load", || fixture.path().join("load").exists());
     let supervisor = supervisor(&fixture);
+    let resources = || resources(supervisor, [nginx.pid(), redis.pid()]);
     let mut before = None;
     for round in 0..count {
-        std::thread::sleep(std::time::Duration::from_secs(1));
+        std::thread::sleep(Duration::from_secs(1));
+        if round > 0 {
+            // The first restart allocates what later ones reuse.
+            before.get_or_insert_with(resources);
+        }
         exchange(&fixture, supervisor, round);
-        // The first restart allocates what later ones reuse.
-        before.get_or_insert((count_descriptors(supervisor), resident_kib(supervisor)));
     }
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    let (descriptors, memory) = before.unwrap();
-    assert!(count_descriptors(supervisor) <= descriptors + 4, "from {descriptors}");
-    assert!(resident_kib(supervisor) < memory + 4096, "{} KiB, from {memory}", resident_kib(supervisor));
+    std::thread::sleep(Duration::from_secs(1));
+    for ((name, descriptors, memory), (_, now, memory_now)) in before.unwrap().into_iter().zip(resources()) {
+        println!("{name}: {descriptors} descriptors and {memory} KiB, in the end {now} and {memory_now} KiB");
+        assert!(now <= descriptors + 4, "{name}: {now} descriptors, from {descriptors}");
+        assert!(memory_now < memory + 4096, "{name}: {memory_now} KiB, from {memory}");
+    }
     // The last outage is over.
     let answers =
         fixture.script_output(&["--stack", "lab"], &format!("{ASK}\nfor a in servers: ask(*a[1:])"));
@@ -519,15 +543,17 @@ fn nginx_and_redis_survive_killed_shards() {
     }
 }
 
-/// The goal: both serve again within 100 ms.
+/// The goal: both serve again within 100 ms. Once in a while the host is late.
 #[test]
 #[ignore = "slow: takes a minute; run it with `make suites`"]
 fn sixty_kills_of_the_shards() {
     let Some(outages) = outages("sixty_kills_of_the_shards", 60, kill) else { return };
-    for mut outages in outages {
+    for (name, mut outages) in ["nginx", "redis"].into_iter().zip(outages) {
         outages.sort_unstable();
-        let median = outages[outages.len() / 2];
-        assert!(median <= 100, "median {median} ms of {outages:?}");
+        let percentile = |percent: usize| outages[(outages.len() - 1) * percent / 100];
+        let [median, late, longest] = [50, 95, 100].map(percentile);
+        println!("{name}: outages of {median} ms in the median, {late} ms at 95 %, {longest} ms at most");
+        assert!(late <= 100, "{name}: {late} ms at 95 % of {outages:?}");
     }
 }
 
