@@ -4,6 +4,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -208,6 +210,8 @@ static void datagrams(void)
         // The second of two messages.
         send(b, "1", 1, 0), send(b, "2", 1, 0), usleep(50000);
         say("udp recvmmsg", names[i], recvmmsg(a, many, 2, MSG_DONTWAIT, 0));
+        send(b, "1", 1, 0), await(a);
+        if (i) say("udp recvmmsg its time", names[i], recvmmsg(a, many, 1, MSG_DONTWAIT, (void *)bad[i]));
         drain(a);
     }
     // A second header that cannot be read.
@@ -261,6 +265,10 @@ static void others(void)
         say("SIOCATMARK", names[i], ioctl(fd, 0x8905, bad[i]));
         say("SIOCGIFCONF", names[i], ioctl(fd, 0x8912, bad[i]));
         say("SIOCGIFADDR", names[i], ioctl(fd, 0x8915, bad[i]));
+        struct ifconf interfaces = {.ifc_len = 400, .ifc_buf = bad[i]};
+        if (i) say("SIOCGIFCONF its list", names[i], ioctl(fd, 0x8912, &interfaces));
+        struct sock_fprog filter = {1, (void *)bad[i]};
+        say("SO_ATTACH_FILTER its code", names[i], setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter));
         if (i) say("sendfile", names[i], sendfile(fd, open("/etc/passwd", O_RDONLY), (void *)bad[i], 10));
         close(fd), close(theirs);
     }
@@ -279,6 +287,21 @@ static void waits(void)
         }
         say("epoll_ctl", names[i], epoll_ctl(set, EPOLL_CTL_ADD, theirs, (void *)bad[i]));
         say("epoll_wait nothing", names[i], epoll_wait(set, (void *)bad[i], 1, 0));
+        if (!i) continue;
+        struct timespec now = {0};
+        struct pollfd one = {theirs, POLLIN, 0};
+        fd_set read;
+        FD_ZERO(&read);
+        FD_SET(theirs, &read);
+        say("ppoll its mask", names[i], ppoll(&one, 1, &now, (void *)bad[i]));
+        say("pselect its mask", names[i], pselect(theirs + 1, &read, 0, 0, &now, (void *)bad[i]));
+        say("epoll_pwait its mask", names[i], epoll_pwait(set, &event, 1, 0, (void *)bad[i]));
+        say("epoll_pwait2 its mask", names[i], epoll_pwait2(set, &event, 1, &now, (void *)bad[i]));
+        say("epoll_pwait2 its time", names[i], epoll_pwait2(set, &event, 1, (void *)bad[i], 0));
+        // The functions of libc read the time themselves.
+        say("ppoll its time", names[i], syscall(SYS_ppoll, &one, 1, bad[i], 0, 8));
+        say("pselect its time", names[i], syscall(SYS_pselect6, theirs + 1, &read, 0, 0, bad[i], 0));
+        say("pselect its mask", "and size", syscall(SYS_pselect6, theirs + 1, &read, 0, 0, &now, bad[i]));
     }
     // A set that reaches over the edge, with a bit of a stack socket in the part that can be read.
     fd_set *whole = (void *)page;
