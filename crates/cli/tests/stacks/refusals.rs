@@ -3,6 +3,7 @@
 use crate::fixture::{
     Fixture, GINNEL, RunningProgram, copy_program, python, run_to_end, signal, skipped, wait_until,
 };
+use ginnel_testkit::interop::{Namespace, programs_unavailable};
 use ginnel_testkit::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -368,4 +369,24 @@ except OSError as e: print(os.strerror(e.errno))"
         let (result, message) = run(&["--stack", "first"]);
         assert_eq!((&*result, &*message), ("Address already in use", ""), "{kind}");
     }
+}
+
+#[test]
+fn a_tap_without_permission_names_the_ways_out() {
+    if let Some(reason) = programs_unavailable(&["setpriv"]) {
+        return skip("a_tap_without_permission_names_the_ways_out", &reason);
+    }
+    let namespace = Namespace::new().unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-net_admin", GINNEL, "echo", "--device", "tap:web0"]);
+    command.args(["--address", "10.9.0.2/24"]);
+    let output = namespace.run(|| command.output()).unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(
+        text,
+        "ginnel: device web0: TAP web0: opening /dev/net/tun: Operation not permitted (os error 1); let root create it \
+         for this user once (ip tuntap add NAME mode tap user USER, and its addresses), or give CAP_NET_ADMIN, or use a \
+         device that needs no permission (--device memory, --memif)\n"
+    );
 }
