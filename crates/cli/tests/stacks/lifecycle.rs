@@ -1,7 +1,8 @@
 //! Starting and stopping stacks.
 
-use crate::fixture::{Fixture, RunningProgram, built_library, run_to_end, skipped, wait_until};
+use crate::fixture::{Fixture, RunningProgram, TIMEOUT, built_library, run_to_end, skipped, wait_until};
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -223,6 +224,29 @@ threads[-1].join(); print(results[-1])";
     assert_eq!(printed, "[-100, -100, -104] {24} {24} True\nb'here'\n");
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.lines().count() == 1 && stderr.contains("has ended"), "{stderr}");
+}
+
+#[test]
+fn the_service_manager_learns_of_start_and_end() {
+    let fixture = Fixture::new("notify");
+    let path = fixture.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut up = fixture.ginnel(&["up", "lab", "--loopback", "stack"]);
+    up.env("NOTIFY_SOCKET", &path);
+    let up = RunningProgram::new(up);
+    let message = || {
+        let mut bytes = [0; 99];
+        let length = manager.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    assert_eq!(message(), "READY=1");
+    assert!(fixture.path().join("run/lab/ready").exists(), "programs can attach");
+    up.signal("TERM");
+    assert_eq!(message(), "STOPPING=1");
+    assert!(up.wait_for_output().status.success());
+    manager.set_nonblocking(true).unwrap();
+    assert!(manager.recv(&mut [0; 9]).is_err(), "no other process of the stack sends a message");
 }
 
 #[test]
