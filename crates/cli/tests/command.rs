@@ -191,6 +191,15 @@ fn help_and_version_succeed() {
 }
 
 #[test]
+fn help_of_run_tells_of_daemons() {
+    let output = ginnel(&["run", "--help"]);
+    let text = String::from_utf8(output.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    let daemons = "If the program leaves processes behind when it exits, as a daemon does, \"ginnel run\" serves them \
+                   until the last has ended";
+    assert!(text.contains(daemons), "{text}");
+}
+
+#[test]
 fn a_load_without_answers_fails() {
     // A loopback address on which nothing listens any more.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
