@@ -172,8 +172,8 @@ fn a_killed_haproxy_leaves_no_connection_unanswered() {
     }
 }
 
-/// The same number of connections arrive in the same time, so no more of them are refused than on the kernel
-/// if HAProxy is back as fast. Both sides take turns, as its start takes longer on a busy machine.
+/// HAProxy is back as fast, so no more of the connections that arrive at the same rate are refused. Both
+/// sides take turns, as its start takes longer on a busy machine.
 #[test]
 #[ignore = "a minute on a quiet machine; part of `make suites`"]
 fn a_killed_haproxy_is_back_as_fast_as_on_the_kernel() {
