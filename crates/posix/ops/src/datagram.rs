@@ -9,6 +9,7 @@ mod ancillary;
 mod cork;
 mod destination;
 mod error_queue;
+mod local_answer;
 mod peek;
 mod sent_packet;
 pub(crate) mod via_kernel;
@@ -173,7 +174,8 @@ impl Ops {
             }
             return Err(Errno::INVAL);
         }
-        if too_long || state.is_new_destination(file, remote) || state.must_be_synchronous(file, len) {
+        let is_new = state.is_new_destination(file, remote);
+        if too_long || is_new || state.must_be_synchronous(file, len) {
             // The first datagram to a destination is sent synchronously, so that errors are reported at once.
             // For a datagram that is too long for IPv6 the stack queues an error report, as for one that
             // exceeds the path MTU.
@@ -182,7 +184,13 @@ impl Ops {
             let stamp = state.take_stamp_request(file);
             let sent = gathered.and_then(|_| state.send_synchronously(file, (udp, message), &bytes, stamp));
             match (sent, stamp) {
-                (Ok(()), _) => return Ok(len),
+                (Ok(()), _) => {
+                    let to = remote.ip();
+                    if is_new && (to.is_loopback() || (self.config.is_stack_address)(to)) {
+                        state.await_local_error(file);
+                    }
+                    return Ok(len);
+                }
                 // The datagram waits for the device, and is not timed.
                 (Err(Errno::NOBUFS), Some(_)) => {}
                 (Err(error), stamp) => {
@@ -558,7 +566,10 @@ impl ProcessState {
             udp.peer = Some(to);
         }
         self.files.socket(file)?.udp_send.get_or_insert_default().longest_sent = 0;
-        self.note_destination(file, to);
+        if !to.ip().is_loopback() {
+            // Errors that the stack finds have been reported.
+            self.note_destination(file, to);
+        }
         Ok(())
     }
 
@@ -758,6 +769,15 @@ impl ProcessState {
         })
     }
 
+    /// Forgets to which destinations a socket has sent: after an error, the next datagram to each may fail.
+    fn forget_destinations(&mut self, file: FileId) {
+        if let Ok(socket) = self.files.socket(file)
+            && let Some(udp_send) = &mut socket.udp_send
+        {
+            udp_send.destinations.clear();
+        }
+    }
+
     fn note_destination(&mut self, file: FileId, to: SocketAddr) {
         let Ok(socket) = self.files.socket(file) else { return };
         let destinations = &mut socket.udp_send.get_or_insert_default().destinations;
@@ -789,6 +809,7 @@ impl ProcessState {
             return deferred_error;
         }
         let error = self.client.udp_error(conn, true)?;
+        self.forget_destinations(file);
         if error == UdpError::Destroyed {
             // The error is reported even if the socket cannot be bound again.
             let _ = self.disconnect_udp(file);

@@ -158,9 +158,29 @@ pub fn path_mtu(w: &mut Fixture<'_>) {
     }
 }
 
+/// On the loopback, the error of a datagram is there when its `send` has returned.
+pub fn errors_follow_sends_at_once(w: &mut Fixture<'_>) {
+    for (connects, reports) in [(true, false), (true, true), (false, true)] {
+        let at = unused_port(w);
+        let b = if reports { socket_with_recverr(w) } else { w.b.socket(w.domain(), SOCK_DGRAM).unwrap() };
+        let to = w.at_a(at);
+        if connects {
+            w.b.connect(b, &to).unwrap();
+        }
+        for text in [&b"first"[..], b"second", b"third", b"fourth"] {
+            let to = if connects { None } else { Some(&to[..]) };
+            w.log("send", w.b.send_to(b, text, to, &[], 0));
+        }
+        w.log("recv", w.b.recv(b, 10, MSG_DONTWAIT));
+        w.b.close(b).unwrap();
+    }
+}
+
 pub mod tests {
     crate::cases! {
-        ; both {
+        ; over_loopback {
+            errors_follow_sends_at_once
+        }; both {
             error_queue
             several_queued_errors
             errors_wake_waiters

@@ -236,6 +236,8 @@ pub fn eof_after_an_urgent_byte(w: &mut Fixture<'_>) {
     w.b.shutdown(b, SHUT_WR).unwrap();
     w.settle();
     state(w, "both events", a);
+    w.log("peek", w.a.recv(a, 10, MSG_PEEK | libc::MSG_DONTWAIT));
+    state(w, "after the peek", a);
     w.log("recv of the urgent byte", w.a.recv(a, 10, OOB));
     w.log("no urgent byte", w.a.recv(a, 10, OOB));
     w.log("end of file", w.a.recv(a, 10, 0));
