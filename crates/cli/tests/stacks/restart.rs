@@ -565,7 +565,8 @@ fn lines_neither_end_nor_delay_a_program() {
     }
     let fixture = Fixture::new("unread-lines");
     let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
-    for kind in ["closed pipe", "full pipe", "closed socket", "full socket", "longest file"] {
+    for kind in ["closed pipe", "full pipe", "closed socket", "full socket", "full terminal", "longest file"]
+    {
         // The second program has the file as its standard error when it attaches.
         let script = format!(
             "
@@ -574,6 +575,7 @@ kind, state = '{kind}'.split()
 for s in (signal.SIGPIPE, signal.SIGXFSZ): signal.signal(s, signal.SIG_DFL)
 if 'READER' not in os.environ:
     if state == 'pipe': r, w = os.pipe()
+    elif state == 'terminal': r, w = os.openpty()
     elif state == 'socket': r, w = (s.detach() for s in socket.socketpair())
     else: r = w = os.open('errors', os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.set_inheritable(r, True); os.dup2(w, 2); os.environ['READER'] = str(r)

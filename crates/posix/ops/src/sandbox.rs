@@ -1,7 +1,7 @@
 //! Programs that sandbox themselves, as sshd and vsftpd do with the part that talks to strangers: the library
 //! must acquire what it needs before.
 
-use crate::{Ops, lock, sleep};
+use crate::{Ops, lock, sleep, standard_error};
 use ginnel::resource_limit;
 use rustix::fd::RawFd;
 
@@ -29,6 +29,7 @@ impl Ops {
         self.prepare_for_sandbox();
         lock::disable_deferral();
         resource_limit::assume_unlimited();
+        standard_error::never_open();
     }
 
     /// Returns how much address space the stack's memory occupies in this process. A program that sets
