@@ -295,7 +295,8 @@ enum ginnel_save_syn {
  * be NULL. */
 int ginnel_listen(const struct sockaddr *address, socklen_t len, const struct ginnel_socket_options *options,
                   struct ginnel_listener *out);
-/* As ginnel_listen(). Connections are opened fast if the configuration permits that (tcp.fastopen, bit 2). */
+/* As ginnel_listen(). Connections are opened fast if the configuration permits that (tcp.fastopen, bit 2).
+ * EINVAL: another size of the structure, or a backup key without a key. */
 int ginnel_listen_with(const struct sockaddr *address, socklen_t len,
                        const struct ginnel_listen_options *options, struct ginnel_listener *out);
 /* Stops listening. Connections in the accept queue are reset. */
@@ -328,8 +329,8 @@ ssize_t ginnel_send_fill(struct ginnel_conn conn, size_t len, ginnel_fill fill, 
 /* As ginnel_send(); the last byte that is queued is urgent (MSG_OOB). */
 ssize_t ginnel_send_urgent(struct ginnel_conn conn, const void *data, size_t len);
 /* Takes the urgent byte out of band, and returns it: 0 to 255. ginnel_recv() and ginnel_peek() stop before
- * its place, and what they return next begins after it. EAGAIN: none has arrived, or GINNEL_OPT_OOBINLINE
- * leaves it in the stream. */
+ * its place, and what they return next begins after it. EAGAIN: none has arrived, GINNEL_OPT_OOBINLINE leaves
+ * it in the stream, or bytes after it were received or consumed: at GINNEL_EV_URGENT take it before them. */
 int ginnel_recv_urgent(struct ginnel_conn conn);
 
 /* Queues a message before all queued messages of lower priority of which no byte was sent. All or nothing:
@@ -354,7 +355,8 @@ ssize_t ginnel_recv_unordered(struct ginnel_conn conn, void *buffer, size_t len,
  * counted from the first one that was not consumed. Writes the address of the first byte, or NULL, to data,
  * and returns how many bytes are contiguous there. What has arrived may lie in several pieces: the next one
  * begins at the offset at which this one ends, and all of them may be used at once. 0: the end of the stream.
- * EAGAIN: nothing yet, or no more from offset on.
+ * EAGAIN: nothing yet, or no more from offset on. Bytes after an urgent one are lent when those before it
+ * were consumed, so peek at offset 0 until EAGAIN before you wait for the next event.
  * The bytes belong to the stack and must not be written. They may be read until the next ginnel_wait() or
  * ginnel_leave(), or a call that consumes or receives bytes of this connection, closes it or aborts it. Bytes
  * that were not consumed are lent again afterwards. */
@@ -362,7 +364,7 @@ ssize_t ginnel_peek(struct ginnel_conn conn, size_t offset, const uint8_t **data
 /* Consumes the first count of the bytes that ginnel_peek() lends, and opens the window for as many others.
  * EINVAL: there are fewer, and none is consumed. */
 int ginnel_consume(struct ginnel_conn conn, size_t count);
-/* Returns how many bytes can be received. */
+/* Returns how many bytes have arrived and were not received, with an urgent one and those after it. */
 ssize_t ginnel_unread(struct ginnel_conn conn);
 /* Passes bytes that data has left again, after this callback. */
 int ginnel_resume(struct ginnel_conn conn);
@@ -415,7 +417,8 @@ enum ginnel_congestion {
 /* Sets an option. EINVAL: out of range. ENOPROTOOPT: no such option. */
 int ginnel_conn_set_option(struct ginnel_conn conn, int option, int64_t value);
 /* Copies the headers of the SYN that began a connection, and discards them. Returns their length: if that is
- * more than len, nothing was copied, and they are kept. 0: none are saved. */
+ * more than len, nothing was copied, and they are kept. 0: none are saved, or the program has a thread of its
+ * own (shard.placement, shard.workers). */
 ssize_t ginnel_conn_saved_syn(struct ginnel_conn conn, void *buffer, size_t len);
 /* A number of the program, which events carry; 0 at first. */
 int ginnel_conn_set_token(struct ginnel_conn conn, uint32_t token);
@@ -503,8 +506,9 @@ enum {
 
 /* Sets which sources of a multicast group the socket receives on a link, as setsourcefilter() of RFC 3678.
  * link is the number of a [[link]] of the configuration, from 1, or 0 for the one by which the group is
- * reached (ENODEV: none). The ports of group and sources do not matter. EINVAL: no such link, no multicast
- * address, or a source of another family. ENOBUFS: network.igmp_max_memberships, igmp_max_msf (mld_… for
+ * reached (ENODEV: none, or the program has a thread of its own). The ports of group and sources do not
+ * matter. EINVAL: no such link, one whose groups the kernel receives, no multicast address, or a source of
+ * another family. ENOBUFS: network.igmp_max_memberships, igmp_max_msf (mld_… for
  * IPv6), or group_memberships_max. */
 int ginnel_udp_set_membership(struct ginnel_udp socket, unsigned link, const struct sockaddr *group,
                               socklen_t group_len, unsigned mode, const struct sockaddr_storage *sources,
@@ -518,7 +522,7 @@ int ginnel_udp_send(struct ginnel_udp socket, const void *data, size_t data_len,
 /* Sends the datagrams that are concatenated in data: segment_len bytes each, the last of which may be
  * shorter. A device with segmentation offload gets them in one piece; of another one that becomes full after
  * the first, the others are lost. EMSGSIZE: they are more than 128, one exceeds the path MTU, or all of them
- * together exceed the largest datagram. */
+ * together exceed the largest datagram. EINVAL: segment_len is 0 or more than 65,535. */
 int ginnel_udp_send_segments(struct ginnel_udp socket, const void *data, size_t data_len, size_t segment_len,
                              const struct sockaddr *remote, socklen_t remote_len,
                              const struct sockaddr *source, socklen_t source_len);
@@ -546,8 +550,9 @@ struct ginnel_udp_error {
 };
 
 /* Takes the oldest entry of the error queue (GINNEL_UDP_RECVERR_V4), and as much of the datagram as is known
- * and fits into buffer. Returns the number of bytes written. The error is also returned by the next call that
- * sends or receives, or passed to datagram_error. EAGAIN: no entry. */
+ * and fits into buffer. Returns the number of bytes written. The latest error that an ICMP message caused is
+ * also returned by the next call that receives, or that sends, which sends nothing then, or passed to
+ * datagram_error. EAGAIN: no entry. */
 ssize_t ginnel_udp_recv_error(struct ginnel_udp socket, void *buffer, size_t len,
                               struct ginnel_udp_error *error);
 int ginnel_udp_local(struct ginnel_udp socket, struct sockaddr_storage *address);
@@ -559,7 +564,8 @@ int ginnel_udp_close(struct ginnel_udp socket);
  * shard.timers_max. */
 int ginnel_timer_set(uint64_t after_ns, uint64_t token, struct ginnel_timer *out);
 /* Expires once, in the first turn that begins at at_ns or later: nanoseconds of CLOCK_MONOTONIC, without
- * rounding. Shortly before, the shard polls instead of sleeping. out may be NULL. ENOBUFS: as above. */
+ * rounding. Shortly before, the shard polls instead of sleeping, unless shard.placement is paired. out may be
+ * NULL. ENOBUFS: as above. */
 int ginnel_timer_set_exact(uint64_t at_ns, uint64_t token, struct ginnel_timer *out);
 /* EBADF: it has expired. */
 int ginnel_timer_cancel(struct ginnel_timer timer);

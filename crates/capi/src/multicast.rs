@@ -18,6 +18,7 @@ pub const EXCLUDE: u32 = 0;
 pub const INCLUDE: u32 = 1;
 
 const NO_LINK: Failure = Failure::new(Errno::NODEV, "no link by which the group is reached");
+const UNKNOWN_LINK: Failure = Failure::new(Errno::INVAL, "a number above that of any link");
 
 /// Returns the filter of a mode and sources; `None` if it lets no source pass, which is no membership.
 fn filter(mode: c_uint, sources: Vec<IpAddr>) -> Result<Option<SourceFilter>, Failure> {
@@ -49,7 +50,7 @@ pub unsafe extern "C" fn ginnel_udp_set_membership(
         let socket = socket.get()?;
         // SAFETY: as the caller says.
         let group = unsafe { address::read(group, group_len) }?.ip();
-        let link_number = u16::try_from(link_number).map_err(|_| NO_LINK)?;
+        let link_number = u16::try_from(link_number).map_err(|_| UNKNOWN_LINK)?;
         // SAFETY: as the caller says.
         let sources = unsafe { memory::objects(sources, count) }?;
         let sources = sources.iter().map(|source| {

@@ -320,7 +320,14 @@ pub unsafe extern "C" fn ginnel_peek(conn: ConnHandle, offset: usize, data: *mut
             Some(lent) => lent?,
             None => {
                 let conn = conn.get()?;
-                with_context(|cx| Ok(parts(cx.peek(conn, offset)?)))?
+                with_context(|cx| {
+                    let lent = parts(cx.peek(conn, offset)?);
+                    if lent.1 == 0 {
+                        // An urgent byte may be the last one: it is passed, as by `ginnel_recv`.
+                        cx.consume(conn, 0)?;
+                    }
+                    Ok(lent)
+                })?
             }
         };
         if len > 0 {
@@ -340,7 +347,10 @@ pub extern "C" fn ginnel_consume(conn: ConnHandle, count: usize) -> c_int {
             Some(is_possible) => is_possible,
             None => {
                 let conn = conn.get()?;
-                with_context(|cx| Ok(cx.consume(conn, count)?))?
+                // With 0 bytes, an urgent byte is not passed.
+                with_context(|cx| {
+                    Ok(if count == 0 { cx.state(conn).map(|_| true)? } else { cx.consume(conn, count)? })
+                })?
             }
         };
         if is_possible { Ok(0) } else { Err(Failure::new(Errno::INVAL, "more bytes than can be received")) }

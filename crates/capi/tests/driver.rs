@@ -46,6 +46,7 @@ cases! {
     large_transfer_needs_all_events
     bytes_are_lent_until_they_are_consumed
     lent_bytes_outlive_a_reset
+    stream_ends_after_an_urgent_byte
     large_transfer_is_read_in_place
     urgent_events_are_in_their_own_list
     early_bytes_are_received_unordered

@@ -281,7 +281,7 @@ impl Tcp {
         self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
         let c = &self.conns[idx];
         if c.active == NONE {
-            return self.empty_read_result(idx);
+            return self.empty_read_result(idx, 0);
         }
         let span = ReadSpan::of(c, &self.active[c.active]);
         let has_skipped = span.skip > 0;
@@ -290,11 +290,11 @@ impl Tcp {
         let max = span.max.min(out.len());
         let n = self.active[active].recv.read(&mut self.chunks, &mut out[..max]);
         if n == 0 && !has_skipped {
-            return self.empty_read_result(idx);
+            return self.empty_read_result(idx, 0);
         }
         self.after_read(idx);
         if n == 0 {
-            return self.empty_read_result(idx);
+            return self.empty_read_result(idx, 0);
         }
         if self.conns.lookup(conn).is_some() {
             self.rearm(idx);
@@ -302,10 +302,11 @@ impl Tcp {
         Ok(n)
     }
 
-    fn empty_read_result(&self, idx: u32) -> Result<usize, RecvError> {
+    /// Returns the result of a read for which there are no bytes but those that it skips.
+    fn empty_read_result(&self, idx: u32, skipped: usize) -> Result<usize, RecvError> {
         let c = &self.conns[idx];
         let open = c.state.may_receive() || matches!(c.state, State::SynSent | State::SynReceived);
-        if open && !c.has(Flags::PEER_FIN) || self.unread(idx) > 0 {
+        if open && !c.has(Flags::PEER_FIN) || self.unread(idx) > skipped {
             Err(RecvError::WouldBlock)
         } else {
             Ok(0)
@@ -323,7 +324,7 @@ impl Tcp {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         let c = &self.conns[idx];
         if c.active == NONE {
-            return self.empty_read_result(idx);
+            return self.empty_read_result(idx, 0);
         }
         let b = &self.active[c.active];
         let span = ReadSpan::of(c, b);
@@ -339,7 +340,7 @@ impl Tcp {
             filled += n;
         }
         if filled == 0 {
-            return self.empty_read_result(idx);
+            return self.empty_read_result(idx, span.skip);
         }
         Ok(filled)
     }
@@ -349,9 +350,11 @@ impl Tcp {
     pub fn peek_at(&self, conn: Conn, offset: usize) -> Result<&[u8], RecvError> {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         let c = &self.conns[idx];
+        let mut skipped = 0;
         if c.active != NONE {
             let b = &self.active[c.active];
             let span = ReadSpan::of(c, b);
+            skipped = span.skip;
             let left = span.max.saturating_sub(offset);
             let piece = b.recv.peek_at(&self.chunks, span.skip.saturating_add(offset));
             let piece = &piece[..piece.len().min(left)];
@@ -359,7 +362,7 @@ impl Tcp {
                 return Ok(piece);
             }
         }
-        self.empty_read_result(idx).map(|_| &[][..])
+        self.empty_read_result(idx, skipped).map(|_| &[][..])
     }
 
     /// Consumes `count` of the bytes that [`Tcp::peek_at`] returns for increasing offsets. Returns false, and
