@@ -352,11 +352,11 @@ impl<H: Handler> Shard<H> {
     ) -> Result<(), Error> {
         let Affinity { key, cpu, .. } = self.affinity;
         if !self.is_pinned {
-            self.is_pinned = true;
             self.mailbox.set_running(true);
             if let Some(cpu) = cpu {
                 pin::pin(key, cpu)?;
             }
+            self.is_pinned = true;
         }
         let mut last_work = clock::now();
         loop {

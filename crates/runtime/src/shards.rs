@@ -425,9 +425,14 @@ impl ShardPart {
         let position = ThreadPosition { shard: self.index, commands: mailbox, ..ThreadPosition::default() };
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
         builder = builder.delivers_locally(self.local_delivery).priority_functions(self.priority_functions);
-        if let Some((stack, label)) = self.published {
-            builder = builder.published(Some(stack), label);
-        }
+        // A shard that continues with a state publishes no counters before it has those of the state.
+        let published_later = match (self.published, &saved) {
+            (Some((stack, label)), None) => {
+                builder = builder.published(Some(stack), label);
+                None
+            }
+            (published, _) => published,
+        };
         for (name, device) in self.devices {
             builder = builder.device(name, device);
         }
@@ -437,6 +442,9 @@ impl ShardPart {
         let mut shard = builder.position(position).build_with_placement()?;
         if let Some(saved) = saved {
             shard.restore(saved).map_err(Error::application)?;
+        }
+        if let Some((stack, label)) = published_later {
+            shard.start_publishing(stack, &label)?;
         }
         Ok(shard)
     }
