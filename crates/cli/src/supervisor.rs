@@ -223,7 +223,6 @@ impl ShardProcess {
                 has_upgraded = true;
                 if let Some(link) = self.start_upgraded(upgrade) {
                     history.started = Instant::now();
-                    self.count_restart();
                     return AfterDeath::Restarted(link);
                 }
             }

@@ -95,6 +95,7 @@ impl ShardProcess {
                     self.is_end_wanted.store(true, Ordering::Release);
                     // The former executable is started without the state.
                     drop(stopped);
+                    tracing::error!("connections were reset by an upgrade that failed");
                     return Err(format!("{reason}: connections were reset"));
                 }
                 Attempt::NotKept(..) if self.is_stopping() => {
@@ -142,9 +143,6 @@ impl ShardProcess {
         let Upgrade { executable, version, reset, started, ended } = upgrade;
         let result = self.start_next(&executable.file, None, START_TIMEOUT).map_or_else(
             |NotStarted { failure: error, .. }| {
-                if !self.is_stopping() {
-                    tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
-                }
                 // A child that hangs must not keep its devices, which the next one opens.
                 self.end_child();
                 (None, Err(format!("version {version} cannot start the shards (its log says why): {error}")))
@@ -152,6 +150,7 @@ impl ShardProcess {
             |link| {
                 *lock(&self.executable) = executable;
                 let away = ended.elapsed();
+                self.count_restart();
                 tracing::warn!(
                     "the shards were upgraded to version {version}, in {} ms; connections were reset: {reset}",
                     away.as_millis()
@@ -245,8 +244,7 @@ impl ShardProcess {
                 ))
             }
             Err(NotStarted { failure, .. }) => {
-                tracing::error!("{reason}; the former version cannot either: {failure}");
-                let reason = format!("{reason}; the former version cannot either");
+                let reason = format!("{reason}; the former version cannot either: {failure}");
                 match policy {
                     ConnectionPolicy::Keep => Attempt::Lost(reason, stopped),
                     ConnectionPolicy::KeepIfPossible | ConnectionPolicy::Reset => {

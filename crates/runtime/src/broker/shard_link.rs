@@ -279,6 +279,12 @@ impl ChildLink {
         let until = Instant::now() + TRANSFER_TIMEOUT;
         let taken = SavedState::receive(&summary, |first| {
             let timeout = STEP_TIMEOUT.min(until.saturating_duration_since(Instant::now()));
+            if timeout.is_zero() {
+                let seconds = TRANSFER_TIMEOUT.as_secs();
+                return Err(Error::application(format!(
+                    "the descriptors of the shards did not arrive within {seconds} s"
+                )));
+            }
             match self.exchange_with_descriptors(&LinkRequest::Take(first), timeout)? {
                 Some((LinkReply::Batch, descriptors)) => Ok(descriptors),
                 _ => Err(Error::application("the supervisor cannot receive the descriptors of the shards")),
