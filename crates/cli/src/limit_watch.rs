@@ -37,11 +37,16 @@ impl Limit {
 /// Counter of dropped frames whose checksum their sender left to a device.
 const PARTIAL_CHECKSUMS: &str = "drop.partial_transport_checksum";
 
-/// Returns the entry about frames that were dropped because of their partial checksums. A stack writes it
-/// once.
+/// Frames with partial checksums that have an entry: fewer may be damaged, or somebody's test.
+const PARTIAL_CHECKSUMS_MIN: u64 = 3;
+
+/// Shortest time between two entries about them.
+const PARTIAL_CHECKSUMS_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+
+/// Returns the entry about frames that were dropped because of their partial checksums.
 fn partial_checksums_entry(frames: u64) -> String {
     format!(
-        "{frames} frame(s) without complete checksums were dropped ({PARTIAL_CHECKSUMS}): their sender is local and leaves checksums to the device. Set partial_checksums=on for the device, or \"ethtool -K\" the sender's interface \"tx off\""
+        "{frames} frame(s) without complete checksums were dropped ({PARTIAL_CHECKSUMS}): their sender seems to be local, and leaves checksums to the device. Set partial_checksums=on for an AF_XDP or DPDK device, or \"ethtool -K\" the sender's interface \"tx off\""
     )
 }
 
@@ -243,6 +248,8 @@ impl LimitWatch {
         let (stop, stopped) = channel();
         let mut counts = LimitCounts::new(directory.to_owned());
         let thread = std::thread::Builder::new().name("limit-watch".into()).spawn(move || {
+            // Devices that exist already have their states from now on.
+            interfaces.update();
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 counts.update(Instant::now());
                 interfaces.update();
@@ -306,9 +313,11 @@ impl LimitCounts {
     /// Returns for each limit how often it was reached since its last entry, or 0 if no entry is due.
     fn due(&mut self, now: Instant) -> Vec<u64> {
         let take = |(index, (reached, last)): (usize, &mut (u64, Option<Instant>))| {
-            let is_limit = index < LIMITS.len();
-            let is_repeated = |last| is_limit && now - last >= REPEAT_INTERVAL;
-            let is_due = *reached > 0 && last.is_none_or(is_repeated);
+            let (least, interval) = match index < LIMITS.len() {
+                true => (1, REPEAT_INTERVAL),
+                false => (PARTIAL_CHECKSUMS_MIN, PARTIAL_CHECKSUMS_INTERVAL),
+            };
+            let is_due = *reached >= least && last.is_none_or(|last| now - last >= interval);
             if !is_due {
                 return 0;
             }
@@ -343,12 +352,15 @@ mod tests {
     }
 
     #[test]
-    fn partial_checksums_have_one_entry() {
+    fn partial_checksums_have_an_entry_each_day() {
         let (mut counts, index, now) = (LimitCounts::new(PathBuf::new()), LIMITS.len(), Instant::now());
-        counts.add(0, index, 2);
-        assert_eq!(counts.due(now)[index], 2);
-        counts.add(0, index, 9);
+        counts.add(0, index, PARTIAL_CHECKSUMS_MIN - 1);
+        assert_eq!(counts.due(now)[index], 0);
+        counts.add(0, index, PARTIAL_CHECKSUMS_MIN);
+        assert_eq!(counts.due(now)[index], PARTIAL_CHECKSUMS_MIN);
+        counts.add(0, index, 2 * PARTIAL_CHECKSUMS_MIN);
         assert_eq!(counts.due(now + 10 * REPEAT_INTERVAL)[index], 0);
+        assert_eq!(counts.due(now + PARTIAL_CHECKSUMS_INTERVAL)[index], PARTIAL_CHECKSUMS_MIN);
     }
 
     #[test]
