@@ -68,7 +68,7 @@ impl LinkStates {
     /// The kernel refuses the request.
     pub fn read(&mut self, name: &str) -> io::Result<LinkState> {
         match self.0.link(name) {
-            Ok(link) if link.running => Ok(LinkState::Up),
+            Ok(link) if link.has_carrier => Ok(LinkState::Up),
             Ok(link) if link.up => Ok(LinkState::NoCarrier),
             Ok(_) => Ok(LinkState::Down),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(LinkState::Missing),

@@ -30,7 +30,7 @@ const IFA_LOCAL: u16 = 2;
 /// Makes the address usable at once, without duplicate address detection, which takes about a second.
 const IFA_F_NODAD: u8 = 2;
 const IFF_UP: u32 = 1;
-const IFF_RUNNING: u32 = 0x40;
+const IFF_LOWER_UP: u32 = 0x1_0000;
 const MESSAGE_HEADER_BYTES: usize = 16;
 const ADDRESS_HEADER_BYTES: usize = 8;
 const LINK_HEADER_BYTES: usize = 16;
@@ -40,8 +40,8 @@ const LINK_HEADER_BYTES: usize = 16;
 pub(crate) struct LinkInfo {
     pub(crate) index: u32,
     pub(crate) up: bool,
-    /// The interface is up and has a carrier (`IFF_RUNNING`).
-    pub(crate) running: bool,
+    /// The interface is up and has a carrier (`IFF_LOWER_UP`).
+    pub(crate) has_carrier: bool,
     pub(crate) mtu: usize,
     /// The hardware address, if it is a MAC address: that of a tunnel has another length.
     pub(crate) mac: Option<[u8; 6]>,
@@ -242,8 +242,8 @@ fn parse_address(body: &[u8]) -> Option<InterfaceAddress> {
 fn parse_link(body: &[u8]) -> Option<LinkInfo> {
     let word = |at: usize| body.get(at..at + 4)?.first_chunk::<4>().map(|bytes| u32::from_ne_bytes(*bytes));
     let (index, flags) = (word(4)?, word(8)?);
-    let (up, running) = (flags & IFF_UP != 0, flags & IFF_RUNNING != 0);
-    let mut link = LinkInfo { index, up, running, ..LinkInfo::default() };
+    let (up, has_carrier) = (flags & IFF_UP != 0, flags & IFF_LOWER_UP != 0);
+    let mut link = LinkInfo { index, up, has_carrier, ..LinkInfo::default() };
     let mut rest = body.get(LINK_HEADER_BYTES..)?;
     while let Some(&[a, b, c, d]) = rest.first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([a, b]));
@@ -271,7 +271,7 @@ mod tests {
                 .attribute(IFLA_MTU, &1480u32.to_ne_bytes());
             parse_link(&message.0[MESSAGE_HEADER_BYTES..])
         };
-        let expected = LinkInfo { index: 7, up: true, running: false, mtu: 1480, mac: None };
+        let expected = LinkInfo { index: 7, up: true, has_carrier: false, mtu: 1480, mac: None };
         // A tunnel over IPv4, one over IPv6, and InfiniBand.
         for len in [0, 4, 5, 16, 20] {
             assert_eq!(link(&[9; 20][..len]), Some(expected), "{len} bytes");
