@@ -33,6 +33,6 @@ fn a_stack_for_one_program_is_small() {
         let processes = [program.pid(), shard_process(program.pid()).unwrap()].map(memory_kib);
         let [total, own] = [0, 1].map(|part| processes.iter().map(|memory| memory[part]).sum::<u64>());
         println!("{on_death}: {total} KiB, of which {own} KiB are not from files: {processes:?}");
-        assert!(own < 6 << 10 && total < 24 << 10, "{on_death}: {total} KiB, {own} KiB not from files");
+        assert!(own < 4 << 10 && total < 18 << 10, "{on_death}: {total} KiB, {own} KiB not from files");
     }
 }
