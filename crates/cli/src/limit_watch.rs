@@ -248,8 +248,6 @@ impl LimitWatch {
         let (stop, stopped) = channel();
         let mut counts = LimitCounts::new(directory.to_owned());
         let thread = std::thread::Builder::new().name("limit-watch".into()).spawn(move || {
-            // Devices that exist already have their states from now on.
-            interfaces.update();
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 counts.update(Instant::now());
                 interfaces.update();
