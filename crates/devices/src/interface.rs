@@ -40,11 +40,11 @@ pub fn read(name: &str) -> io::Result<InterfaceInfo> {
 /// Says whether an interface can carry frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// It is up and has a carrier.
+    /// The interface is up and has a carrier.
     Up,
-    /// It is up, and its cable or its peer is not.
+    /// The interface is up, and its cable or its peer is not.
     NoCarrier,
-    /// It is down.
+    /// The interface is down.
     Down,
     /// There is no interface of that name.
     Missing,
