@@ -3,7 +3,7 @@
 
 use crate::open_loop::{Answers, Client, requests_during};
 use crate::processes::{children, pid, pid_in_time, signal, wait_until};
-use crate::server::{ADDRESS, Nginx, Side};
+use crate::server::{ADDRESS, Nginx, Side, haproxy_configuration};
 use ginnel_testkit::interop::{ProgramFixture, RunningProgram};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -110,14 +110,7 @@ fn connections_that_wait_survive_a_killed_worker() {
 
 /// Starts HAProxy, and again each time that its master ends with its worker, as a service manager does.
 fn start_proxy<'a>(fixture: &'a ProgramFixture, side: Side) -> Option<RunningProgram<'a>> {
-    let conf = fixture.write(
-        "haproxy.cfg",
-        format!(
-            "global\n nbthread 1\n maxconn 1000\n\
-             defaults\n mode http\n timeout connect 10s\n timeout client 60s\n timeout server 60s\n\
-             listen own\n bind {ADDRESS}\n http-request return status 200 content-type text/plain string ok\n"
-        ),
-    );
+    let conf = haproxy_configuration(fixture);
     let pid_file = fixture.folder().join("haproxy.pid").display().to_string();
     let script = format!(
         "trap 'kill $!; wait $!; exit' TERM

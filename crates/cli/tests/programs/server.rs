@@ -113,3 +113,15 @@ pub fn assert_accelerated(fixture: &ProgramFixture, pid: &str) {
     // The wildcard address has a listener on the kernel, too.
     assert_eq!(listener.map(|row| &row["where"]), Some(&Value::from("both")), "{report}");
 }
+
+/// Writes the configuration of an HAProxy that answers each request itself. Returns its path.
+pub fn haproxy_configuration(fixture: &ProgramFixture) -> String {
+    fixture.write(
+        "haproxy.cfg",
+        format!(
+            "global\n nbthread 1\n maxconn 1000\n\
+             defaults\n mode http\n timeout connect 10s\n timeout client 60s\n timeout server 60s\n\
+             listen own\n bind {ADDRESS}\n http-request return status 200 content-type text/plain string ok\n"
+        ),
+    )
+}

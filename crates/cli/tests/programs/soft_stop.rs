@@ -3,7 +3,7 @@
 
 use crate::open_loop::{Client, requests_during};
 use crate::processes::{pid, signal, wait_until};
-use crate::server::{ADDRESS, Side};
+use crate::server::{ADDRESS, Side, haproxy_configuration};
 use ginnel_testkit::interop::{ProgramFixture, RunningProgram};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -26,14 +26,7 @@ struct Proxy<'a> {
 impl<'a> Proxy<'a> {
     #[track_caller]
     fn start(fixture: &'a ProgramFixture, side: Side) -> Self {
-        let conf = fixture.write(
-            "haproxy.cfg",
-            format!(
-                "global\n nbthread 1\n maxconn 1000\n\
-                 defaults\n mode http\n timeout connect 10s\n timeout client 60s\n timeout server 60s\n\
-                 listen own\n bind {ADDRESS}\n http-request return status 200 content-type text/plain string ok\n"
-            ),
-        );
+        let conf = haproxy_configuration(fixture);
         let requests = fixture.folder().join("requests");
         assert!(Command::new("mkfifo").arg(&requests).status().unwrap().success());
         let script = format!(
