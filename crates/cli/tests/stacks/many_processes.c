@@ -3,12 +3,18 @@
  * many_processes forking N   forks for each of N connections; every child answers when all are connected
  * many_processes workers N   forks N workers that accept from one listener; each answers one connection
  * many_processes listeners N opens N listeners, and connects to the last one
+ * many_processes stream N    forks N writers and N readers of one connection, and stops each now and then
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -60,6 +66,80 @@ static void run_client(int port, int count) {
   exit(0);
 }
 
+/* What all processes of a stream have written and read together: bytes, and the sum of their values. */
+struct totals {
+  _Atomic uint64_t written, written_sum, read, read_sum;
+  _Atomic int is_over;
+};
+
+static void add_up(_Atomic uint64_t *bytes, _Atomic uint64_t *sum, const unsigned char *data, size_t count) {
+  uint64_t values = 0;
+  for (size_t i = 0; i < count; i++) values += data[i];
+  *bytes += count;
+  *sum += values;
+}
+
+/* Writes or reads until the test or the stream is over; with `edges` without blocking, after a wait for an edge. */
+static void transfer(int fd, struct totals *totals, int writes, int edges, int number) {
+  unsigned char data[20000];
+  for (size_t i = 0; i < sizeof data; i++) data[i] = i * (number + 3) % 251;
+  int epoll = epoll_create1(0);
+  struct epoll_event event = {.events = EPOLLET | (writes ? EPOLLOUT : EPOLLIN)};
+  CHECK(epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+  int flags = edges ? MSG_DONTWAIT : 0;
+  while (!writes || !totals->is_over) {
+    ssize_t done = writes ? send(fd, data, sizeof data, flags) : recv(fd, data, sizeof data, flags);
+    if (done < 0 && errno == EAGAIN && edges) {
+      CHECK(epoll_wait(epoll, &event, 1, writes ? 100 : -1) >= 0 || errno == EINTR);
+      continue;
+    }
+    CHECK(done >= 0);
+    if (done == 0) break;
+    if (writes)
+      add_up(&totals->written, &totals->written_sum, data, done);
+    else
+      add_up(&totals->read, &totals->read_sum, data, done);
+  }
+  _exit(0);
+}
+
+static void share_stream(int count) {
+  int server = listener(7102), out = connected(7102), in = accept(server, NULL, NULL);
+  struct totals *totals = mmap(NULL, sizeof *totals, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(in >= 0 && totals != MAP_FAILED);
+  pid_t children[2 * count];
+  for (int i = 0; i < 2 * count; i++) {
+    children[i] = fork();
+    CHECK(children[i] >= 0);
+    if (children[i] == 0) {
+      int writes = i < count;
+      close(writes ? in : out);
+      transfer(writes ? out : in, totals, writes, i % 2, i);
+    }
+  }
+  close(in);
+  for (int round = 0; round < 2; round++)
+    for (int i = 0; i < 2 * count; i++) {
+      CHECK(kill(children[i], SIGSTOP) == 0);
+      usleep(50000);
+      CHECK(kill(children[i], SIGCONT) == 0);
+      usleep(1000);
+    }
+  totals->is_over = 1;
+  int failed = 0, status;
+  for (int i = 0; i < 2 * count; i++) {
+    if (i == count) CHECK(shutdown(out, SHUT_WR) == 0);
+    CHECK(waitpid(children[i], &status, 0) == children[i]);
+    failed += status != 0;
+  }
+  printf("%d failed\n", failed);
+  if (totals->written == totals->read && totals->written_sum == totals->read_sum && totals->written > 1000000)
+    printf("all bytes once\n");
+  else
+    printf("%lu bytes written, %lu read, %ld more in sum\n", totals->written, totals->read,
+           (long)(totals->read_sum - totals->written_sum));
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 3);
   int count = atoi(argv[2]);
@@ -72,6 +152,10 @@ int main(int argc, char **argv) {
     for (int i = 0; i < count; i++) listener(10000 + i);
     connected(10000 + count - 1);
     printf("%d listeners\n", count);
+    return 0;
+  }
+  if (strcmp(argv[1], "stream") == 0) {
+    share_stream(count);
     return 0;
   }
   int forking = strcmp(argv[1], "forking") == 0;

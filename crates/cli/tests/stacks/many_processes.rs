@@ -30,6 +30,21 @@ fn hundreds_of_workers_share_a_listener() {
     }
 }
 
+/// A process that is stopped while it reads or writes a connection makes the others wait, and neither breaks
+/// their connection nor makes them read bytes twice.
+#[test]
+fn stopped_processes_do_not_end_a_shared_stream() {
+    if skipped("stopped_processes_do_not_end_a_shared_stream") {
+        return;
+    }
+    let fixture = Fixture::new("shared-stream");
+    let program = &*fixture.compile_c("many_processes");
+    for stack in [["--stack", "kernel"], LOOPBACK] {
+        let output = fixture.run_ok(&[&["run"], &stack[..], &["--", program, "stream", "10"]].concat());
+        assert_eq!(output, "0 failed\nall bytes once\n", "{stack:?}");
+    }
+}
+
 // limit: channel.listeners_max
 #[test]
 fn thousands_of_listeners_and_their_limit() {

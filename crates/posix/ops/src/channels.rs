@@ -887,9 +887,9 @@ impl Channels {
         conn: Conn,
         buffers: &mut [UserSliceMut<'_>],
         skip: usize,
-    ) -> Result<(SocketState, Result<Option<usize>, Fault>), Stale> {
+    ) -> Result<(SocketState, Result<Option<usize>, Fault>), RecvError> {
         let (shard, conn) = self.split_handle(conn);
-        let client = self.clients.get_mut(shard).ok_or(Stale::Handle)?;
+        let client = self.clients.get_mut(shard).ok_or(RecvError::Stale)?;
         let result = client.recv_into(conn, buffers, skip);
         // Most reads need not notify the stack.
         self.dirty |= u64::from(client.needs_flush()) << shard;
@@ -908,20 +908,31 @@ impl Channels {
 
     #[inline]
     pub fn peek_into(
-        &self,
+        &mut self,
         conn: Conn,
         skip: usize,
         buffer: &mut UserSliceMut<'_>,
         at: usize,
         len: usize,
     ) -> Result<Result<usize, Fault>, RecvError> {
-        let (client, conn) = self.client_of(conn).map_err(|_| RecvError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| RecvError::Stale)?;
         client.peek_into(conn, skip, buffer, at, len)
     }
 
+    pub fn recv_at_most(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [UserSliceMut<'_>],
+        skip: usize,
+        max: usize,
+    ) -> Result<Result<usize, Fault>, RecvError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| RecvError::Stale)?;
+        client.recv_at_most(conn, buffers, skip, max)
+    }
+
     #[inline]
-    pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
-        let (client, conn) = self.client_mut(conn)?;
+    pub fn consume(&mut self, conn: Conn, count: usize) -> Result<usize, RecvError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| RecvError::Stale)?;
         client.consume(conn, count)
     }
 

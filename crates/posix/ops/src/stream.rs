@@ -2,7 +2,6 @@
 //! them.
 
 use crate::Ops;
-use crate::channels::Channels;
 use crate::datagram::SendArgs;
 use crate::fd_table::FileId;
 use crate::file::{Socket, SocketRole};
@@ -15,7 +14,7 @@ use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use core::cell::Cell;
 use core::ffi::c_int;
 use ginnel::channel::{RecvBuffer, SendBuffer, SocketState};
-use ginnel::{Conn, TcpOption};
+use ginnel::{Conn, RecvError, SendError, TcpOption};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -343,7 +342,8 @@ impl ProcessState {
         let (mut conn_state, taken);
         // The common case consumes the data as it copies.
         if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && rcvlowat <= 1 {
-            (conn_state, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
+            let received = self.client.recv_into(conn, buffers, before);
+            (conn_state, taken) = received.map_err(|error| self.recv_errno(error))?;
         } else {
             (conn_state, taken) = (self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?, Ok(None));
         }
@@ -420,15 +420,60 @@ impl ProcessState {
         count: usize,
     ) -> Result<(), Errno> {
         let &RecvArgs { flags, copied: done, .. } = args;
-        let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
-        match (discard, peek) {
-            (false, true) => return peek_to_buffers(&self.client, conn, buffers, offset, count, done),
-            (false, false) => return copy_to_buffers(&mut self.client, conn, buffers, count, done),
-            (true, true) => {}
-            (true, false) => discard_bytes(&mut self.client, conn, count),
-        }
-        done.set(done.get() + count);
+        let received = match (flags & libc::MSG_TRUNC != 0, flags & libc::MSG_PEEK != 0) {
+            (false, true) => return self.peek_to_buffers(conn, buffers, offset, count, done),
+            (false, false) => self.client.recv_at_most(conn, buffers, done.get(), count),
+            (true, true) => Ok(Ok(count)),
+            (true, false) => self.client.consume(conn, count).map(Ok),
+        };
+        let received = received.map_err(|error| self.recv_errno(error))?;
+        done.set(done.get() + received.map_err(efault)?);
+        self.client.flush();
         Ok(())
+    }
+
+    /// Copies `max` bytes, starting `from` bytes after the read position, without consuming them. Adds to
+    /// `done` how many were copied.
+    fn peek_to_buffers(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [UserSliceMut<'_>],
+        from: usize,
+        max: usize,
+        done: &Cell<usize>,
+    ) -> Result<(), Errno> {
+        let mut copied = 0;
+        for buffer in buffers {
+            let wanted = buffer.len().min(max - copied);
+            let peeked = self.client.peek_into(conn, from + copied, buffer, 0, wanted);
+            let count = peeked.map_err(|error| self.recv_errno(error))?.map_err(efault)?;
+            copied += count;
+            done.set(done.get() + count);
+            if count < wanted || copied == max {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Consumes bytes without copying them.
+    pub(crate) fn discard_bytes(&mut self, conn: Conn, count: usize) -> Result<(), Errno> {
+        let consumed = self.client.consume(conn, count);
+        self.client.flush();
+        consumed.map(drop).map_err(|error| self.recv_errno(error))
+    }
+
+    /// Returns the error of a call that could not read. If another process has had the lock of the stream for
+    /// long, all who wait for the stream are woken, so that they try again.
+    #[cold]
+    fn recv_errno(&mut self, error: RecvError) -> Errno {
+        match error {
+            RecvError::WouldBlock => {
+                self.process_events();
+                Errno::AGAIN
+            }
+            _ => Errno::NOTCONN,
+        }
     }
 
     /// Receives on a connection that has had urgent data. Returns whether the read ends because it has
@@ -451,7 +496,7 @@ impl ProcessState {
             return Ok(true);
         }
         if limit.skip > 0 && !peek {
-            discard_bytes(&mut self.client, conn, limit.skip);
+            self.discard_bytes(conn, limit.skip)?;
         }
         if limit.len > 0 {
             let from = offset + if peek { limit.skip } else { 0 };
@@ -495,7 +540,15 @@ impl ProcessState {
         let end = done.get() + self.send_limit(file, conn, total - done.get(), has_waited);
         if done.get() < total {
             let range = done.get()..end;
-            let sent = self.client.send_from(conn, buffers, range).map_err(|_| Errno::PIPE)?;
+            let sent = match self.client.send_from(conn, buffers, range) {
+                Ok(sent) => sent,
+                Err(SendError::Full) => {
+                    // As in `recv_errno`.
+                    self.process_events();
+                    return Err(Errno::AGAIN);
+                }
+                Err(_) => return Err(Errno::PIPE),
+            };
             done.set(done.get() + sent.map_err(efault)?);
         }
         if done.get() == total {
@@ -701,66 +754,4 @@ impl ProcessState {
         // A connection that is over holds nothing back.
         let _ = self.client.set_option(conn, TcpOption::More(more));
     }
-}
-
-/// Copies `max` available bytes of a connection into the buffers, from byte `done` on, and counts them in
-/// `done`. Does not copy bytes that arrive meanwhile: they may follow an urgent byte.
-fn copy_to_buffers(
-    client: &mut Channels,
-    conn: Conn,
-    buffers: &mut [UserSliceMut<'_>],
-    max: usize,
-    done: &Cell<usize>,
-) -> Result<(), Errno> {
-    let (mut skip, mut remaining) = (done.get(), max);
-    let mut result = Ok(());
-    for buffer in buffers {
-        if skip >= buffer.len() {
-            skip -= buffer.len();
-            continue;
-        }
-        let wanted = (buffer.len() - skip).min(remaining);
-        let copied = client.peek_into(conn, 0, buffer, skip, wanted).unwrap_or(Ok(0));
-        result = copied.map(|_| ()).map_err(efault);
-        let count = copied.unwrap_or(0);
-        // The handle was valid a moment ago.
-        let _ = client.consume(conn, count);
-        done.set(done.get() + count);
-        (skip, remaining) = (0, remaining - count);
-        if count < wanted || remaining == 0 {
-            break;
-        }
-    }
-    client.flush();
-    result
-}
-
-/// Copies `max` bytes, starting `from` bytes after the read position, without consuming them. Adds to `done`
-/// how many were copied.
-fn peek_to_buffers(
-    client: &Channels,
-    conn: Conn,
-    buffers: &mut [UserSliceMut<'_>],
-    from: usize,
-    max: usize,
-    done: &Cell<usize>,
-) -> Result<(), Errno> {
-    let mut copied = 0;
-    for buffer in buffers {
-        let wanted = buffer.len().min(max - copied);
-        let count =
-            client.peek_into(conn, from + copied, buffer, 0, wanted).unwrap_or(Ok(0)).map_err(efault)?;
-        copied += count;
-        done.set(done.get() + count);
-        if count < wanted || copied == max {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Consumes bytes without copying them (`MSG_TRUNC`).
-pub(crate) fn discard_bytes(client: &mut Channels, conn: Conn, count: usize) {
-    let _ = client.consume(conn, count);
-    client.flush();
 }

@@ -240,7 +240,7 @@ impl ProcessState {
             let copied = Cell::new(0);
             let mut args = RecvArgs { total, target: 1, flags, offset: 0, for_pipe: false, copied: &copied };
             if len > 0 && total > 0 {
-                let Some(len) = self.len_to_mark(file, stream.conn, len.min(total)) else { continue };
+                let Some(len) = self.len_to_mark(file, stream.conn, len.min(total))? else { continue };
                 let result = self.recv_chunk(stream.conn, buffers, &args, 0, len);
                 match (copied.get(), result) {
                     (0, Err(error)) => return Err(error),
@@ -265,16 +265,16 @@ impl ProcessState {
     /// Returns how many of the next `len` bytes of a connection a read may consume: none beyond the urgent
     /// mark. Returns `None` if the next byte was an urgent one that reads skip: the byte after it has another
     /// offset.
-    fn len_to_mark(&mut self, file: FileId, conn: Conn, len: usize) -> Option<usize> {
+    fn len_to_mark(&mut self, file: FileId, conn: Conn, len: usize) -> Result<Option<usize>, Errno> {
         if self.client.status(conn).is_ok_and(|status| status.oob_events == 0) {
-            return Some(len);
+            return Ok(Some(len));
         }
         let limit = self.read_limit(file, conn, 0, len, false);
         if limit.skip > 0 {
-            stream::discard_bytes(&mut self.client, conn, limit.skip);
-            return None;
+            self.discard_bytes(conn, limit.skip)?;
+            return Ok(None);
         }
-        Some(limit.len)
+        Ok(Some(limit.len))
     }
 
     /// Records whether the last message found no room: the socket is not writable then.

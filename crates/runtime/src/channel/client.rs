@@ -515,74 +515,124 @@ impl Client {
         Ok(self.socket_ref(conn)?.readable())
     }
 
+    /// Notes that a call failed because another owner has had the socket's lock for long: it was stopped, or
+    /// waits for a CPU. The caller may wait for an event before it tries again, so this one is due at once.
+    #[cold]
+    pub(super) fn report_busy(&mut self, event: ClientEvent) {
+        if !self.events.contains(&event) {
+            self.events.push_back(event);
+        }
+    }
+
+    fn reported_if_busy<T>(&mut self, conn: Conn, read: Result<T, RecvError>) -> Result<T, RecvError> {
+        if matches!(read, Err(RecvError::WouldBlock)) {
+            self.report_busy(ClientEvent::Readable { conn });
+        }
+        read
+    }
+
+    #[cold]
+    fn report_if_full(&mut self, conn: Conn, error: SendError) -> SendError {
+        if matches!(error, SendError::Full) {
+            self.report_busy(ClientEvent::Writable { conn });
+        }
+        error
+    }
+
     /// Copies received bytes, beginning `skip` bytes after the read position, without consuming them. Returns
     /// how many.
     ///
     /// # Errors
-    /// Returns an error if the handle is stale, or if a process that shares the socket was stopped while it
-    /// had the lock.
+    /// Returns [`RecvError::Stale`] if the handle is stale, and [`RecvError::WouldBlock`] if a process that
+    /// shares the socket has had its lock for long.
     pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
         self.socket_ref(conn).map_err(|_| RecvError::Stale)?.peek(skip, out)
     }
 
-    /// Consumes `count` received bytes, or fewer if fewer were received.
+    /// Consumes `count` received bytes, or fewer if fewer were received. Returns how many.
     ///
     /// # Errors
-    /// Returns an error if the handle is stale.
-    pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
-        if self.socket_ref(conn)?.consume(count) {
-            self.notify(conn.index(), NOTIFIED);
-        }
-        Ok(())
-    }
-
-    /// Reads and consumes received bytes. Returns `Ok(0)` if there are none.
-    ///
-    /// # Errors
-    /// As [`Client::peek`].
-    pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
-        let (count, must_notify) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
+    /// As [`Client::recv`].
+    pub fn consume(&mut self, conn: Conn, count: usize) -> Result<usize, RecvError> {
+        let consumed = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.consume(count);
+        let (count, must_notify) = self.reported_if_busy(conn, consumed)?;
         if must_notify {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
     }
 
+    /// Reads and consumes received bytes. Returns `Ok(0)` if there are none.
+    ///
+    /// # Errors
+    /// As [`Client::peek`]; after [`RecvError::WouldBlock`], [`ClientEvent::Readable`] follows.
+    pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
+        let received = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out);
+        let (count, must_notify) = self.reported_if_busy(conn, received)?;
+        if must_notify {
+            self.notify(conn.index(), NOTIFIED);
+        }
+        Ok(count)
+    }
+
+    /// Reads at most `max` bytes into buffers, beginning at byte `skip` of their concatenation, and consumes
+    /// them. None of the next `max` bytes may be urgent. The inner result is an error if a buffer cannot be
+    /// written; then nothing is consumed.
+    ///
+    /// # Errors
+    /// As [`Client::recv`].
+    pub fn recv_at_most<B: RecvBuffer>(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [B],
+        skip: usize,
+        max: usize,
+    ) -> Result<Result<usize, Fault>, RecvError> {
+        let socket_ref = self.socket_ref(conn).map_err(|_| RecvError::Stale)?;
+        let received = socket_ref.recv_at_most(buffers, skip, max);
+        let received = self.reported_if_busy(conn, received)?;
+        if let Ok((_, true)) = received {
+            self.notify(conn.index(), NOTIFIED);
+        }
+        Ok(received.map(|(count, _)| count))
+    }
+
     /// As [`peek`](Self::peek), to offset `at` of a buffer and `len` bytes at most. The inner result is an
     /// error if the buffer cannot be written.
     ///
     /// # Errors
-    /// As [`Client::peek`].
+    /// As [`Client::recv`].
     pub fn peek_into<B: RecvBuffer>(
-        &self,
+        &mut self,
         conn: Conn,
         skip: usize,
         buffer: &mut B,
         at: usize,
         len: usize,
     ) -> Result<Result<usize, Fault>, RecvError> {
-        self.socket_ref(conn).map_err(|_| RecvError::Stale)?.peek_into(skip, buffer, at, len)
+        let peeked = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.peek_into(skip, buffer, at, len);
+        self.reported_if_busy(conn, peeked)
     }
 
     /// Reads into buffers, beginning at byte `skip` of their concatenation. Returns the connection's state
     /// and the number of bytes read. The number is `None`, and nothing is consumed, if urgent data was ever
     /// announced on the connection: reads then have to heed the [`urgent_mark`](Self::urgent_mark). After a
-    /// fault in a buffer nothing is consumed, either. If a process that shares the socket was stopped while
-    /// it had the lock, nothing is read either, and the state does not show the end of the connection.
+    /// fault in a buffer nothing is consumed, either.
     ///
     /// # Errors
-    /// Returns an error if the handle is stale.
+    /// As [`Client::recv`].
     #[inline]
     pub fn recv_into<B: RecvBuffer>(
         &mut self,
         conn: Conn,
         buffers: &mut [B],
         skip: usize,
-    ) -> Result<(SocketState, Result<Option<usize>, Fault>), Stale> {
-        let socket_ref = self.socket_ref(conn)?;
+    ) -> Result<(SocketState, Result<Option<usize>, Fault>), RecvError> {
+        let socket_ref = self.socket_ref(conn).map_err(|_| RecvError::Stale)?;
         let state = self.with_stack_liveness(socket_ref.state());
-        let Ok(taken) = socket_ref.recv_into(buffers, skip) else {
-            return Ok((state.without_end(), Ok(Some(0))));
+        let taken = match socket_ref.recv_into(buffers, skip) {
+            Ok(taken) => taken,
+            Err(error) => return self.reported_if_busy(conn, Err(error)),
         };
         if let Ok(Some((_, true))) = taken {
             self.notify(conn.index(), NOTIFIED);
@@ -596,20 +646,23 @@ impl Client {
         self.has_notified || matches!(self.to_stack, StackNotifier::Exclusive(_))
     }
 
-    /// Writes as many bytes as there is space for, and returns how many. After a short write
-    /// [`ClientEvent::Writable`] follows.
+    /// Writes as many bytes as there is space for, and returns how many. After a short write, and after
+    /// [`SendError::Full`], [`ClientEvent::Writable`] follows.
     ///
     /// # Errors
     /// Returns an error if the handle is stale, the connection is closed, its write side is shut down, or the
-    /// stack is gone, and [`SendError::Full`] if a process that shares the socket was stopped while it had
-    /// the lock.
+    /// stack is gone, and [`SendError::Full`] if a process that shares the socket has had its lock for long.
     #[inline]
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         if self.is_stack_gone() {
             return Err(SendError::Closed);
         }
         let socket_ref = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
-        let count = socket_ref.send(bytes, self.blocked.flag(conn.index()))?;
+        let sent = socket_ref.send(bytes, self.blocked.flag(conn.index()));
+        let count = match sent {
+            Ok(count) => count,
+            Err(error) => return Err(self.report_if_full(conn, error)),
+        };
         // The stack copies bytes out of a lent buffer only for writers that wait for space, so it has to
         // learn of this one.
         if count > 0 || !bytes.is_empty() && socket_ref.has_loan() {
@@ -637,8 +690,11 @@ impl Client {
         }
         let socket_ref = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
         let is_empty = range.is_empty();
-        let Ok(count) = socket_ref.send_from(buffers, range, self.blocked.flag(conn.index()))? else {
-            return Ok(Err(Fault));
+        let sent = socket_ref.send_from(buffers, range, self.blocked.flag(conn.index()));
+        let count = match sent {
+            Ok(Ok(count)) => count,
+            Ok(Err(Fault)) => return Ok(Err(Fault)),
+            Err(error) => return Err(self.report_if_full(conn, error)),
         };
         // As in `send`.
         if count > 0 || !is_empty && socket_ref.has_loan() {

@@ -543,7 +543,7 @@ impl RemoteEngine {
             _ => self.read_limits(conn),
         };
         let consumed = skip_len + count.min(max);
-        self.client.get_mut().consume(conn, consumed)?;
+        self.client.get_mut().consume(conn, consumed).map_err(|_| Stale::Handle)?;
         if priority::COMPILED
             && self.is_unordered_used
             && let Some(position) = self.conn_mut(conn).and_then(|entry| entry.position.as_mut())

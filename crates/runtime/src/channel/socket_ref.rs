@@ -77,13 +77,6 @@ impl SocketState {
         if self.is_closed() { self } else { Self(self.0 | closed_bits(CloseReason::Reset)) }
     }
 
-    /// Returns the state without its end, for a socket whose bytes could not be read: the end comes after
-    /// those bytes.
-    #[cold]
-    pub(super) fn without_end(self) -> Self {
-        Self(self.0 & !(state::FIN | state::CLOSED))
-    }
-
     /// Returns whether the connection is or was established.
     #[inline]
     pub fn is_connected(self) -> bool {
@@ -191,19 +184,18 @@ impl<'a> SocketRef<'a> {
         Ok(self.incoming.peek(self.read_position(), skip, out).unwrap_or(0))
     }
 
-    /// Consumes up to `count` bytes. Returns whether the stack wants to be notified.
+    /// Consumes up to `count` bytes. Returns how many, and whether the stack wants to be notified.
     #[inline]
-    pub fn consume(&self, count: usize) -> bool {
-        // Without the lock nothing is consumed, and bytes that were peeked at are read again.
-        let Ok(_guard) = self.lock() else { return false };
-        self.consume_locked(count)
+    pub fn consume(&self, count: usize) -> Result<(usize, bool), RecvError> {
+        let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
+        Ok(self.consume_locked(count))
     }
 
     #[inline]
-    fn consume_locked(&self, count: usize) -> bool {
+    fn consume_locked(&self, count: usize) -> (usize, bool) {
         let read = self.read_position();
-        let waiting = self.incoming.readable(read).unwrap_or(0);
-        self.advance_read(read, count.min(waiting))
+        let count = count.min(self.incoming.readable(read).unwrap_or(0));
+        (count, self.advance_read(read, count))
     }
 
     /// Consumes `count` bytes that are known to follow the position `read`. Returns whether the stack wants
@@ -222,7 +214,7 @@ impl<'a> SocketRef<'a> {
     pub fn recv(&self, out: &mut [u8]) -> Result<(usize, bool), RecvError> {
         let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
         let count = self.incoming.peek(self.read_position(), 0, out).unwrap_or(0);
-        Ok((count, self.consume_locked(count)))
+        Ok(self.consume_locked(count))
     }
 
     /// Copies at most `len` unread bytes to offset `at` of a buffer, beginning `skip` bytes after the read
@@ -249,7 +241,7 @@ impl<'a> SocketRef<'a> {
     pub fn recv_into<B: RecvBuffer>(
         &self,
         buffers: &mut [B],
-        mut skip: usize,
+        skip: usize,
     ) -> Result<Result<Option<(usize, bool)>, Fault>, RecvError> {
         if self.readable() == 0 {
             return Ok(Ok(self.has_no_oob_events().then_some((0, false))));
@@ -262,23 +254,47 @@ impl<'a> SocketRef<'a> {
         if !self.has_no_oob_events() {
             return Ok(Ok(None));
         }
+        Ok(self.recv_locked(read, buffers, skip, waiting).map(Some))
+    }
+
+    /// Reads at most `max` bytes into buffers as [`recv_into`](Self::recv_into) does, whatever out-of-band
+    /// events there were. The caller has found out that none of these bytes is urgent.
+    pub fn recv_at_most<B: RecvBuffer>(
+        &self,
+        buffers: &mut [B],
+        skip: usize,
+        max: usize,
+    ) -> Result<Result<(usize, bool), Fault>, RecvError> {
+        let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
+        let read = self.read_position();
+        let waiting = self.incoming.readable(read).unwrap_or(0).min(max);
+        Ok(self.recv_locked(read, buffers, skip, waiting))
+    }
+
+    /// Reads `max` bytes, which have arrived, from the position `read`, as far as the buffers hold them.
+    #[inline]
+    fn recv_locked<B: RecvBuffer>(
+        &self,
+        read: u64,
+        buffers: &mut [B],
+        mut skip: usize,
+        max: usize,
+    ) -> Result<(usize, bool), Fault> {
         let mut copied = 0;
         for buffer in buffers {
             if skip >= buffer.len() {
                 skip -= buffer.len();
                 continue;
             }
-            let count = (buffer.len() - skip).min(waiting - copied);
-            if self.incoming.copy_unread_to(read, copied, buffer, skip, count).is_err() {
-                return Ok(Err(Fault));
-            }
+            let count = (buffer.len() - skip).min(max - copied);
+            self.incoming.copy_unread_to(read, copied, buffer, skip, count)?;
             skip = 0;
             copied += count;
-            if copied == waiting {
+            if copied == max {
                 break;
             }
         }
-        Ok(Ok(Some((copied, self.advance_read(read, copied)))))
+        Ok((copied, self.advance_read(read, copied)))
     }
 
     /// Returns whether the socket had neither urgent data nor errors.
@@ -383,7 +399,7 @@ impl<'a> SocketRef<'a> {
         if urgent_mark::hole_bytes(self.area, self.read_position()) > 0
             && let Ok(_guard) = self.lock()
         {
-            must_notify = self.consume_locked(urgent_mark::hole_bytes(self.area, self.read_position()));
+            (_, must_notify) = self.consume_locked(urgent_mark::hole_bytes(self.area, self.read_position()));
         }
         (urgent_mark::current(self.area, self.read_position()), must_notify)
     }
@@ -441,14 +457,14 @@ impl<'a> SocketRef<'a> {
             return Ok(Some(TakenDatagram { header, wants_notice: false, copied: Ok(()) }));
         }
         let copied = self.copy_ahead(buffers, HEADER_BYTES, header.len as usize);
-        let wants_notice = self.consume_locked(header.stream_bytes());
+        let (_, wants_notice) = self.consume_locked(header.stream_bytes());
         Ok(Some(TakenDatagram { header, wants_notice, copied }))
     }
 
     /// Consumes the header of a datagram that was requested. Returns whether the stack wants to be notified.
     pub fn consume_header(&self) -> bool {
         let Ok(_guard) = self.lock() else { return false };
-        self.consume_locked(HEADER_BYTES)
+        self.consume_locked(HEADER_BYTES).1
     }
 
     /// Writes a datagram. Returns false if there was no space; the stack then notifies when there is. Nothing

@@ -1,7 +1,7 @@
 //! Peeks at datagrams from a byte offset on.
 
 use super::urgent_and_udp::{received, udp_handle};
-use super::{Client, ReceivedDatagram};
+use super::{Client, ClientEvent, ReceivedDatagram};
 use crate::channel::buffers::{Fault, RecvBuffer, scatter};
 use crate::channel::control::{ChannelReply, ChannelRequest, UdpRequest};
 use crate::channel::socket_ref::PeekedAt;
@@ -34,9 +34,12 @@ impl Client {
         peeked_empty: &[u64],
     ) -> Result<Result<PeekedDatagram, Fault>, UdpError> {
         let socket_ref = self.socket_ref(socket).map_err(|_| UdpError::Stale)?;
-        let found = socket_ref.peek_datagram(buffers, offset, peeked_empty);
+        let Ok(found) = socket_ref.peek_datagram(buffers, offset, peeked_empty) else {
+            self.report_busy(ClientEvent::Datagrams { conn: socket });
+            return Err(UdpError::WouldBlock);
+        };
         let PeekedAt { header, offset, position, oversize_before, mut copied } =
-            found.map_err(|_| UdpError::WouldBlock)?.ok_or(UdpError::WouldBlock)?;
+            found.ok_or(UdpError::WouldBlock)?;
         if header.is_oversize {
             let request = UdpRequest::PeekOversize(udp_handle(socket), oversize_before);
             let Ok(ChannelReply::UdpRecv(result)) = self.call(ChannelRequest::Udp(request)) else {

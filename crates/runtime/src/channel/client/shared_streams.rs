@@ -112,15 +112,16 @@ impl SharedStreams {
         Ok(count)
     }
 
-    /// Consumes `count` received bytes, or fewer if fewer were received.
+    /// Consumes `count` received bytes, or fewer if fewer were received. Returns how many.
     ///
     /// # Errors
-    /// Returns an error if the handle is stale.
-    pub fn consume(&self, conn: Conn, count: usize) -> Result<(), Stale> {
-        if self.socket_ref(conn)?.consume(count) {
+    /// As [`SharedStreams::peek`].
+    pub fn consume(&self, conn: Conn, count: usize) -> Result<usize, RecvError> {
+        let (count, must_notify) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.consume(count)?;
+        if must_notify {
             self.notify(conn.index(), NOTIFIED);
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Writes as many bytes as there is space for, and returns how many. After a short write

@@ -9,7 +9,7 @@ use super::super::doorbells::NOTIFIED;
 use super::super::socket::request;
 use super::super::socket_ref::TakenDatagram;
 use super::super::urgent_mark::UrgentMark;
-use super::{Client, unexpected_reply};
+use super::{Client, ClientEvent, unexpected_reply};
 use crate::error::Error;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::num::NonZeroU32;
@@ -269,9 +269,11 @@ impl Client {
         socket: Conn,
         buffers: &mut [B],
     ) -> Result<Result<ReceivedDatagram, Fault>, UdpError> {
-        let found = self.socket_ref(socket).map_err(|_| UdpError::Stale)?.recv_datagram(buffers);
-        let TakenDatagram { header, wants_notice, mut copied } =
-            found.map_err(|_| UdpError::WouldBlock)?.ok_or(UdpError::WouldBlock)?;
+        let Ok(found) = self.socket_ref(socket).map_err(|_| UdpError::Stale)?.recv_datagram(buffers) else {
+            self.report_busy(ClientEvent::Datagrams { conn: socket });
+            return Err(UdpError::WouldBlock);
+        };
+        let TakenDatagram { header, wants_notice, mut copied } = found.ok_or(UdpError::WouldBlock)?;
         if wants_notice {
             self.notify(socket.index(), NOTIFIED);
         }
@@ -361,7 +363,11 @@ impl Client {
                 Ok(Ok(()))
             }
             Ok(Err(Fault)) => Ok(Err(Fault)),
-            _ => Err(UdpError::WouldBlock),
+            Ok(Ok(false)) => Err(UdpError::WouldBlock),
+            Err(_) => {
+                self.report_busy(ClientEvent::Writable { conn: socket });
+                Err(UdpError::WouldBlock)
+            }
         }
     }
 

@@ -62,6 +62,9 @@ fn dead_lock_owner_does_not_block_others() {
         "the owner may only be stopped"
     );
     assert_eq!(parent.send(conn, b"x"), Err(SendError::Full));
+    // Both calls failed without an event of the stack to come: the caller tries again.
+    let due: Vec<_> = std::iter::from_fn(|| parent.next_event()).collect();
+    assert_eq!(due, [ClientEvent::Readable { conn }, ClientEvent::Writable { conn }]);
     drop(child);
     assert_eq!(parent.recv(conn, &mut out), Ok(9));
     assert_eq!(parent.send(conn, b"x"), Ok(1));
