@@ -1,4 +1,4 @@
-//! C programs on the library: `driver.c`, whose cases have both ends of their connections, and the examples
+//! C programs on the library: `driver/`, whose cases have both ends of their connections, and the examples
 //! of the package, which clients of the kernel reach through a TAP interface.
 //!
 //! These programs run in real time, with generous limits.
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Time-out in seconds of a case that hangs.
 const SECONDS_MAX: &str = "120";
 
-static DRIVER: LazyLock<CProgram> = LazyLock::new(|| compile("tests/driver.c", &["-lginnel_c"]));
+static DRIVER: LazyLock<CProgram> = LazyLock::new(|| compile("tests/driver", &["-lginnel_c"]));
 
 fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -79,7 +79,7 @@ cases! {
 #[test]
 fn static_library_can_be_linked() {
     let library = library_folder().join("libginnel_c.a");
-    let program = compile("tests/driver.c", &[library.to_str().unwrap(), "-lm", "-ldl", "-lgcc_s"]);
+    let program = compile("tests/driver", &[library.to_str().unwrap(), "-lm", "-ldl", "-lgcc_s"]);
     run_case(&program, "loop_carries_bytes");
 }
 

@@ -44,13 +44,21 @@ pub fn library_folder() -> PathBuf {
     FOLDER.path().to_owned()
 }
 
-/// Compiles a source of this crate.
+/// Compiles a source of this crate, or all sources of a folder, to one program.
 pub fn compile(source: &str, libraries: &[&str]) -> CProgram {
     let program = CProgram { folder: tempfile::tempdir().unwrap() };
     let tree = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source_path = tree.join(source);
+    let sources = match source_path.read_dir() {
+        Err(_) => vec![source_path],
+        Ok(entries) => entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
+            .collect(),
+    };
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]);
-    cc.arg("-I").arg(tree.join("include")).arg("-o").arg(program.path()).arg(tree.join(source));
+    cc.arg("-I").arg(tree.join("include")).arg("-o").arg(program.path()).args(sources);
     cc.arg("-L").arg(library_folder()).args(libraries);
     let output = cc.output().expect("cc, a C compiler, runs");
     assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
