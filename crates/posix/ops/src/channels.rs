@@ -19,6 +19,7 @@ use ginnel::{
 };
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::thread::{CpuSet, sched_getaffinity};
+use std::time::{Duration, Instant};
 
 /// The shard from which a process prefers to take connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,13 @@ struct ShardedListener {
 /// Accepted connections after which a process looks where its thread runs.
 const ACCEPTS_PER_CHECK: u32 = 64;
 
+/// Turns after which a shard that always has work has delivered what it was asked to send: it takes the bytes
+/// in one turn and receives its own frame in the next one, and the peer's answer takes as many. Bytes for
+/// which there was no window take several rounds.
+const SETTLE_TURNS: u32 = 16;
+/// Longest wait for a delivery, if the shard gets no CPU.
+const SETTLE_MAX: Duration = Duration::from_millis(20);
+
 /// Channels of shards that have ended.
 pub(crate) struct PreviousChannels {
     /// The channels, which still tell the numbers and addresses of sockets.
@@ -92,6 +100,8 @@ pub(crate) struct Channels {
     cpus: Vec<u16>,
     /// How many wake-ups by the stack were not read from the descriptor.
     unread_wakes: u32,
+    /// The shards were notified after they were last waited for ([`Channels::settle`]).
+    has_sent: bool,
     /// The first shard has said that it uses TCP Fast Open as a client (`tcp.fastopen`).
     can_open_fast: bool,
     /// The first and the last port that the stack chooses for TCP, and those for UDP, once they were asked
@@ -126,6 +136,7 @@ impl Channels {
             listen_spawn,
             cpus,
             unread_wakes: 0,
+            has_sent: false,
             can_open_fast: false,
             local_ports: None,
         })
@@ -714,10 +725,48 @@ impl Channels {
     }
 
     fn flush_all(&mut self) {
+        self.has_sent = true;
         let mut dirty = core::mem::take(&mut self.dirty);
         while dirty != 0 {
             self.clients[dirty.trailing_zeros() as usize].flush();
             dirty &= dirty - 1;
+        }
+    }
+
+    /// Returns whether the shards were notified after they were last waited for.
+    #[inline]
+    pub fn has_sent(&mut self) -> bool {
+        self.flush();
+        self.has_sent
+    }
+
+    /// Waits until the shards have done what this process has asked for, and have delivered on their loopback
+    /// what follows from it. Gives up on a shard that gets no CPU.
+    #[cold]
+    pub fn settle(&mut self) {
+        self.flush();
+        self.has_sent = false;
+        let until = Instant::now() + SETTLE_MAX;
+        self.await_turns(until);
+        if self.clients.len() > 1 {
+            // What a shard has handed to another one is not seen until that one wakes; a request wakes it.
+            for _ in 0..2 {
+                self.clients.iter_mut().for_each(|client| drop(client.local_ports()));
+                self.await_turns(until);
+            }
+        }
+    }
+
+    /// Waits until each shard sleeps, or has begun as many turns as a delivery takes.
+    fn await_turns(&self, until: Instant) {
+        for client in &self.clients {
+            let begun = client.turns();
+            while !client.is_shard_quiet()
+                && client.turns().wrapping_sub(begun) < SETTLE_TURNS
+                && Instant::now() < until
+            {
+                rustix::thread::sched_yield();
+            }
         }
     }
 

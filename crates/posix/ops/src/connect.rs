@@ -515,6 +515,7 @@ impl ProcessState {
         socket.role = SocketRole::Stream(Stream::new(conn, true, bound));
         self.bind_conn(conn, file);
         self.apply_options(file)?;
+        self.note_own_connection(file, to);
         let is_deferred = options.socket.fastopen_connect && self.syn_data_max(file).is_some();
         Ok(if is_deferred { ConnectBegun::Deferred } else { ConnectBegun::Sent })
     }
@@ -662,6 +663,7 @@ impl ProcessState {
             self.client.shutdown_write(conn).map_err(|_| Errno::NOTCONN)?;
         }
         self.client.flush();
+        self.deliver_locally();
         Ok(())
     }
 }

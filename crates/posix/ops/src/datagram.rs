@@ -187,6 +187,7 @@ impl Ops {
                 (Ok(()), _) => {
                     let to = remote.ip();
                     if is_new && (to.is_loopback() || (self.config.is_stack_address)(to)) {
+                        state.note_own_datagram(remote);
                         state.await_local_error(file);
                     }
                     return Ok(len);

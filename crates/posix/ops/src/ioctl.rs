@@ -19,6 +19,7 @@ impl Ops {
     pub fn siocinq(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
+        state.deliver_locally();
         match state.files.socket(file).map_err(|_| Errno::INVAL)?.role {
             SocketRole::Unconnected { .. } => Ok(0),
             SocketRole::Listening(_) => Err(Errno::INVAL),

@@ -43,6 +43,7 @@ mod isolation;
 mod kernel_socket;
 mod lifetime;
 mod listen;
+mod local_delivery;
 mod lock;
 mod mmsg;
 mod multicast;

@@ -171,6 +171,11 @@ impl Ops {
                 let file = self.file_of(&mut state, new)?;
                 if let Some(conn) = conn {
                     state.bind_conn(conn, file);
+                    if state.has_own_connections()
+                        && let Ok(ends) = state.client.endpoints(conn)
+                    {
+                        state.note_accepted(ends);
+                    }
                 }
                 state.apply_options(file)?;
                 Ok((new, sockaddr::encode(peer.unwrap_or(family.unspecified()), family)))

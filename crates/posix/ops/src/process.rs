@@ -9,6 +9,7 @@ use crate::fd_passing::PassedKernelSocket;
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, FileKind, Files, Socket, SocketRole};
 use crate::isolation::Isolation;
+use crate::local_delivery::LocalDelivery;
 use crate::lock::DeferredWork;
 use crate::sleep::Waiters;
 use crate::stack_end::NetdownRounds;
@@ -68,6 +69,7 @@ pub(crate) struct ProcessState {
     by_socket: Vec<FileId>,
     /// Maps the number of a channel listener to its description plus one; 0 is none.
     by_listener: Vec<FileId>,
+    pub local_delivery: LocalDelivery,
 }
 
 impl ProcessState {
@@ -94,6 +96,7 @@ impl ProcessState {
             empty_polls: 0,
             by_socket: Vec::new(),
             by_listener: Vec::new(),
+            local_delivery: LocalDelivery::default(),
         })
     }
 
@@ -120,6 +123,11 @@ impl ProcessState {
 
     pub fn bind_listener(&mut self, listener: u32, file: FileId) {
         set_slot(&mut self.by_listener, listener, file + 1);
+    }
+
+    /// Returns the descriptions of this process's listeners.
+    pub fn listener_files(&self) -> impl Iterator<Item = FileId> {
+        self.by_listener.iter().filter_map(|slot| slot.checked_sub(1))
     }
 
     /// Forgets all handles of the channel.
@@ -460,10 +468,15 @@ impl ProcessState {
             }
             SocketRole::Udp(udp) => self.release_udp(udp.conn),
             SocketRole::Stream(stream) => {
+                let own_ends =
+                    self.has_own_connections().then(|| self.client.endpoints(stream.conn).ok()).flatten();
                 self.unreserve(stream.bound);
                 self.unbind_conn(stream.conn);
                 let _ = self.client.release(stream.conn);
                 self.client.flush();
+                if let Some(ends) = own_ends {
+                    self.note_released(ends);
+                }
             }
         }
     }

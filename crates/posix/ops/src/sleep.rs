@@ -311,6 +311,12 @@ impl Ops {
             return (state, first);
         }
         if wait.timeout == Timeout::Zero {
+            if state.deliver_locally() {
+                let second = attempt(&mut state, kernel);
+                if !matches!(second, Err(Errno::AGAIN)) {
+                    return (state, second);
+                }
+            }
             state.note_empty_poll();
             return (state, first);
         }

@@ -123,7 +123,10 @@ impl Ops {
             }
             Err(Errno::AGAIN) => {
                 state.note_empty_poll();
-                Err(Errno::AGAIN)
+                match state.deliver_locally() {
+                    true => state.recv_step(file, buffers, &args),
+                    false => Err(Errno::AGAIN),
+                }
             }
             result => result,
         };
@@ -207,7 +210,10 @@ impl Ops {
                 }
                 Err(Errno::AGAIN) => {
                     state.note_empty_poll();
-                    Err(Errno::AGAIN)
+                    match state.deliver_locally() {
+                        true => state.send_step(file, buffers, total, done, true),
+                        false => Err(Errno::AGAIN),
+                    }
                 }
                 result => result,
             };
@@ -224,6 +230,9 @@ impl Ops {
                 state.complete_zerocopy(file);
             }
             state.client.flush();
+            if state.has_own_connections() {
+                state.await_reset(file);
+            }
             match result {
                 Err(_) if done.get() > 0 => Ok(done.get()),
                 result => result,

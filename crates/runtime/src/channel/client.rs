@@ -844,6 +844,23 @@ impl Client {
         }
     }
 
+    /// Returns the number of turns that the shard has begun. Wraps around.
+    pub fn turns(&self) -> u32 {
+        self.region.turns()
+    }
+
+    /// Returns whether the shard sleeps and has taken all notifications of this client. Wakes the shard if it
+    /// has left its CPU to this client, which waits for it.
+    pub fn is_shard_quiet(&self) -> bool {
+        if !self.region.notified().contains(self.number) {
+            return self.region.stack_sleep().is_asleep();
+        }
+        if sleep_state::end_yield(self.memory.has_cpu(), self.region.stack_sleep()) {
+            self.stack_wake.signal();
+        }
+        false
+    }
+
     /// Returns the next event; `None` if there is none.
     #[inline]
     pub fn next_event(&mut self) -> Option<ClientEvent> {

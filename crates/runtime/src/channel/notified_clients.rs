@@ -46,6 +46,11 @@ impl NotifiedClients {
         self.summaries[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
     }
 
+    /// Returns whether a client is in the set. The answer may be outdated at once.
+    pub fn contains(&self, client: usize) -> bool {
+        self.words[(client / 64) & (WORDS - 1)].load(Ordering::Acquire) & 1 << (client % 64) != 0
+    }
+
     /// Moves the clients below `limit` from the set to `taken`.
     #[inline]
     pub fn take(&self, limit: usize, taken: &mut Vec<u16>) {

@@ -30,7 +30,7 @@ use std::io;
 use std::sync::Arc;
 
 /// Seven letters and, in the lowest byte, the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_630b;
+const MAGIC: u64 = 0x6869_6e6e_656c_630c;
 
 /// The start of the region. Written once, by the stack.
 #[repr(C)]
@@ -51,6 +51,8 @@ struct RegionHeader {
     /// Minimum share of lower priorities in percent; 0 if the stack reports sockets in the order in which
     /// they became ready.
     lower_share_percent: AtomicU32,
+    /// Number of turns of the stack's shard. Wraps around.
+    turns: AtomicU32,
     /// Not 0 once the shard has ended. Written by the broker of a supervisor, and by clients that have found
     /// out themselves. It is a hint: another process of the domain may have written it.
     has_ended: AtomicU32,
@@ -366,6 +368,18 @@ impl Region {
     /// Tells all clients that the shard has ended.
     pub fn announce_end(&self) {
         self.header().has_ended.store(1, Ordering::Relaxed);
+    }
+
+    /// Counts a turn of the stack's shard, which is the only one that writes the counter.
+    #[inline]
+    pub fn count_turn(&self) {
+        let turns = &self.header().turns;
+        turns.store(turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    /// Returns the number of turns that the stack's shard has begun.
+    pub fn turns(&self) -> u32 {
+        self.header().turns.load(Ordering::Acquire)
     }
 
     /// Publishes the CPU on which the stack's shard runs.

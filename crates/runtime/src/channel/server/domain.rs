@@ -846,6 +846,7 @@ impl Domain {
     /// Processes the notifications of clients. Returns how much was done.
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
         self.turn_budget = TURN_BUDGET_BYTES;
+        self.region.count_turn();
         let steps = self.filter_budget.begin_turn();
         if steps > 0 {
             // Sockets without a filter do not stall.
