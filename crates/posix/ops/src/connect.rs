@@ -564,8 +564,9 @@ impl ProcessState {
         options.mark_initial_applied(v4);
         self.files.stream(file)?.conn = conn;
         self.unbind_conn(old_conn);
-        let _ = self.client.release(old_conn);
+        self.release_stream(old_conn);
         self.bind_conn(conn, file);
+        self.note_own_connection(file, to);
         // The connection was opened a moment ago; if the stack is gone, another call reports that.
         let _ = self.apply_options(file);
         self.client.flush();
@@ -621,8 +622,7 @@ impl ProcessState {
         let Some(stream) = self.files.stream(file).copied() else { return };
         self.unbind_conn(stream.conn);
         let port = self.client.endpoints(stream.conn).map_or(0, |[local, _]| local.port());
-        let _ = self.client.release(stream.conn);
-        self.client.flush();
+        self.release_stream(stream.conn);
         let bound = if stream.is_rebound { stream.bound } else { self.keep_address(stream.bound) };
         if let Ok(socket) = self.files.socket(file) {
             // An address that was bound without a port stays bound, too (`SOCK_BINDADDR_LOCK`).

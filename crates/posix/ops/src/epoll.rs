@@ -449,6 +449,8 @@ impl Ops {
             eintr_on_stop: true,
             ..Wait::of(timeout)
         };
+        // Some of the events may be there already.
+        state.deliver_locally();
         // A call that is going to sleep polls the kernel's part by sleeping on it.
         let mut poll_kernel = timeout == Timeout::Zero;
         let (mut state, result) = self.block_until(state, &[set], &mut kernel, &wait, |state, kernel| {

@@ -9,6 +9,7 @@ use crate::fd_table::FileId;
 use crate::file::SocketRole;
 use crate::process::ProcessState;
 use core::net::SocketAddr;
+use ginnel::Conn;
 use std::collections::HashMap;
 
 /// What is known of the sockets of this process that have a peer in this process.
@@ -52,9 +53,18 @@ impl ProcessState {
         }
     }
 
-    /// Notes that a stream is released, and delivers its end if the other end is in this process.
-    pub(crate) fn note_released(&mut self, ends: [SocketAddr; 2]) {
-        let [own, peer] = ends;
+    /// Releases a stream. If the other end is in this process, it learns of the end at once.
+    pub(crate) fn release_stream(&mut self, conn: Conn) {
+        let ends = if self.has_own_connections() { self.client.endpoints(conn).ok() } else { None };
+        // If the stack is gone, so is the connection.
+        let _ = self.client.release(conn);
+        self.client.flush();
+        if let Some(ends) = ends {
+            self.note_released(ends);
+        }
+    }
+
+    fn note_released(&mut self, [own, peer]: [SocketAddr; 2]) {
         for key in [[own, peer], [peer, own]] {
             let Some(count) = self.local_delivery.connections.get_mut(&key) else { continue };
             *count -= 1;

@@ -80,6 +80,8 @@ impl Ops {
             state.begin_accepting(*file);
         }
         closed.iter().for_each(|at: &usize| kernel[*at].fd = -1);
+        // Some of the events may be there already.
+        state.deliver_locally();
         let has_kernel_fds = kernel.iter().any(|fd| fd.fd >= 0);
         files.extend(ours.iter().map(|(_, file)| *file));
         let wait = Wait { mask, ..Wait::of(timeout) };

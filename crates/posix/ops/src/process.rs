@@ -134,6 +134,7 @@ impl ProcessState {
     pub fn unbind_all(&mut self) {
         self.by_socket.clear();
         self.by_listener.clear();
+        self.local_delivery = LocalDelivery::default();
     }
 
     pub fn unbind_listener(&mut self, listener: u32) {
@@ -468,15 +469,9 @@ impl ProcessState {
             }
             SocketRole::Udp(udp) => self.release_udp(udp.conn),
             SocketRole::Stream(stream) => {
-                let own_ends =
-                    self.has_own_connections().then(|| self.client.endpoints(stream.conn).ok()).flatten();
                 self.unreserve(stream.bound);
                 self.unbind_conn(stream.conn);
-                let _ = self.client.release(stream.conn);
-                self.client.flush();
-                if let Some(ends) = own_ends {
-                    self.note_released(ends);
-                }
+                self.release_stream(stream.conn);
             }
         }
     }

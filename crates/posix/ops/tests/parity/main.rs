@@ -6,6 +6,7 @@
 //! rewrites all three; without it, a case whose calls differ from its line fails, and so does the test of the
 //! tables if they differ from the lines.
 
+mod arrivals;
 mod descriptors;
 mod document;
 mod dual_groups;
@@ -53,7 +54,8 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 25] = [
+const MODULES: [Cases; 26] = [
+    arrivals::tests::CASES,
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
