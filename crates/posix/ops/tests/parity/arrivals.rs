@@ -31,7 +31,7 @@ pub fn effects_on_own_connections(w: &mut Fixture<'_>) {
         w.log("poll after shutdown", w.ready(w.a, other));
         w.a.close(other).unwrap();
         w.log("poll after close", w.ready(w.a, one));
-        [one, set].map(|fd| w.a.close(fd).unwrap());
+        [one, set].into_iter().for_each(|fd| w.a.close(fd).unwrap());
 
         let [one, other] = own_connection(w, listener, at);
         w.a.close(other).unwrap();
@@ -54,7 +54,7 @@ pub fn effects_on_own_connections(w: &mut Fixture<'_>) {
         w.log("connect", w.a.connect(one, &w.at_a(at)));
         w.log("poll after connect", w.ready(w.a, one));
         let other = w.a.accept4(listener, 0).unwrap();
-        [one, other].map(|fd| w.a.close(fd).unwrap());
+        [one, other].into_iter().for_each(|fd| w.a.close(fd).unwrap());
     }
 }
 
