@@ -10,8 +10,8 @@ const MONTHS: [&[u8; 3]; 12] =
 /// 9999-12-31 23:59:59, the last second whose year has four digits.
 const SECONDS_MAX: u64 = 253_402_300_799;
 
-/// Formats seconds since 1970 as `Sun, 06 Nov 1994 08:49:37 GMT`. Later years than 9999 give the last second
-/// of 9999.
+/// Formats seconds since 1970 as `Sun, 06 Nov 1994 08:49:37 GMT`. A time after the year 9999 gives the last
+/// second of 9999.
 pub fn format(unix_seconds: u64) -> [u8; DATE_BYTES] {
     let seconds = unix_seconds.min(SECONDS_MAX);
     let (days, in_day) = (seconds / 86_400, seconds % 86_400);

@@ -5,7 +5,7 @@ use crate::httpd::head::trim;
 /// Fields that belong to one connection, even if `Connection` does not name them.
 const HOP_BY_HOP: [&[u8]; 4] = [b"connection", b"keep-alive", b"proxy-connection", b"upgrade"];
 /// Fields that are relayed even if `Connection` names them: without them, the message would have another
-/// frame or destination.
+/// framing or destination.
 const ALWAYS_RELAYED: [&[u8]; 3] = [b"host", b"content-length", b"transfer-encoding"];
 
 /// The changes to a head.
@@ -15,11 +15,11 @@ pub struct HeadChanges {
     pub keep_alive: bool,
     /// True if the message is chunked: `Content-Length` is dropped then (RFC 9112 §6.3).
     pub is_chunked: bool,
-    /// Field that is added, with its line end; may be empty.
+    /// Fields that are added, each with its line end; may be empty.
     pub added: &'static [u8],
 }
 
-/// Appends a complete head with `changes` to `out`.
+/// Appends `head`, which must be complete, to `out` with `changes`.
 pub fn rewrite(head: &[u8], changes: HeadChanges, out: &mut Vec<u8>) {
     let mut lines = lines(head).skip_while(|line| line.is_empty());
     push_line(lines.next().unwrap_or_default(), out);

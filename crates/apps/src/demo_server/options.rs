@@ -25,8 +25,8 @@ pub struct DemoServerOptions {
     #[arg(short = 'x', long, value_name = "ADDRESS:PORT")]
     pub backend: Vec<SocketAddr>,
 
-    /// Write the lines of each second and of --debug to this file instead of standard output. It is replaced
-    /// if it exists.
+    /// Write the lines of each second and of --debug to this file instead of standard output. An existing
+    /// file is replaced.
     #[arg(short = 'o', long, value_name = "FILE")]
     pub log: Option<PathBuf>,
 
@@ -35,7 +35,7 @@ pub struct DemoServerOptions {
     #[arg(short, long)]
     pub keepalive: bool,
 
-    /// Print the requests of each worker, too, and what happened besides, every second.
+    /// Print the requests of each worker, connections and errors every second, too.
     #[arg(short, long)]
     pub verbose: bool,
 

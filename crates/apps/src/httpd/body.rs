@@ -13,7 +13,7 @@ const TRAILER_BYTES_MAX: u32 = 8 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyReader {
     state: BodyState,
-    /// Bytes of the body that may still arrive within the limit.
+    /// Bytes that further chunks may have within the limit. Not used with Content-Length.
     allowance: u64,
     /// Bytes of extensions and of trailers so far.
     extension_bytes: u32,
@@ -73,7 +73,7 @@ impl BodyReader {
     }
 
     /// Reads `bytes` and returns how many of them belong to the body: all of them, unless the body ends
-    /// before. An error is the status to answer with.
+    /// earlier. An error is the status to answer with.
     pub fn read(&mut self, bytes: &[u8]) -> Result<usize, Status> {
         let mut used = 0;
         while used < bytes.len() && self.state != BodyState::Done {

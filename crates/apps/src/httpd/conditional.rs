@@ -57,8 +57,8 @@ fn range_applies(request: &Request<'_, '_>, file: &Validators<'_>, now: u64) -> 
     match (validators.next(), validators.next()) {
         (None, _) => true,
         (Some(tag), None) if tag.ends_with(b"\"") => is_strong_match(tag, file.etag),
-        // The date must match exactly and be a strong validator (§8.8.2.2): the file has not changed within
-        // that second.
+        // The date must match exactly, and its second must be over: a file that is written twice in one
+        // second keeps its date (§8.8.2.2).
         (Some(text), None) => date::parse(text, now) == Some(file.modified) && file.modified + 1 < now,
         _ => false,
     }

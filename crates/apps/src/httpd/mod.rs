@@ -12,8 +12,9 @@
 //!
 //! Loaded files keep the contents that they had at the start of the program. Files beyond the memory budget
 //! are read when they are requested, in blocks of 64 KiB and without waiting for the disk: if a block is not
-//! in the page cache, the kernel is asked to read it, and the server tries again every millisecond. So a
-//! shard's other connections only wait while one connection's free send buffer is filled by copying.
+//! in the page cache, the kernel is asked to read it, and the server tries again every millisecond. So the
+//! other connections of the shard wait only while the free send buffer of one connection is filled by
+//! copying.
 
 pub mod body;
 pub mod clock;

@@ -28,12 +28,12 @@ pub struct DateText {
 }
 
 impl DateText {
-    /// Formats the second `second` since 1970.
+    /// Formats a time in seconds since 1970.
     pub fn new(second: u64) -> Self {
         Self { second, text: date::format(second) }
     }
 
-    /// Returns the second since 1970.
+    /// Returns the time in seconds since 1970.
     pub const fn second(&self) -> u64 {
         self.second
     }

@@ -38,7 +38,8 @@ pub struct SiteOptions {
     pub index: String,
     /// Most bytes of bodies in memory. The smallest files are loaded first; the others are read from disk.
     pub memory_bytes_max: u64,
-    /// True if files and directories whose names begin with a dot are served.
+    /// True if files and directories whose names begin with a dot are served. `.well-known` (RFC 8615) always
+    /// is.
     pub dotfiles: bool,
 }
 
@@ -129,8 +130,8 @@ pub struct SiteEntry {
     pub content_type: &'static str,
     /// The contents.
     pub body: FileBody,
-    /// Prepared responses to a plain GET: (connection stays open, connection is closed). Only for a loaded
-    /// file.
+    /// Prepared responses to a plain GET or HEAD: (connection stays open, connection is closed). Only for a
+    /// loaded file.
     pub prepared: Option<Box<(PreparedResponse, PreparedResponse)>>,
 }
 
@@ -157,7 +158,8 @@ pub struct Site {
 #[derive(Debug)]
 struct SiteRoot {
     fd: OwnedFd,
-    /// True if `openat2` is missing: on kernels before 5.6, under older seccomp filters, and under valgrind.
+    /// True once `openat2` was found missing: on kernels before 5.6, under older seccomp filters, and under
+    /// valgrind.
     lacks_openat2: AtomicBool,
 }
 

@@ -1,7 +1,7 @@
 //! Content types by file name extension.
 
-/// Returns the content type for a file name, by the extension after the last dot. Upper and lower case are
-/// the same. The type of an unknown extension is `application/octet-stream`.
+/// Returns the content type for a file name, by the extension after the last dot, in upper or lower
+/// case. The type of an unknown extension is `application/octet-stream`.
 pub fn content_type_of(name: &[u8]) -> &'static str {
     let extension = match name.iter().rposition(|b| *b == b'.') {
         Some(dot) if dot > 0 && name.len() - dot <= EXTENSION_BYTES_MAX + 1 => &name[dot + 1..],

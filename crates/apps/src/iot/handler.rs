@@ -25,7 +25,7 @@ const TICK_MAX: Duration = Duration::from_millis(100);
 /// that one client cannot fill the queue.
 // limit: requests of a connection without an answer
 const OUTSTANDING_MAX: u32 = 1024;
-/// Deadlines are checked this often within their time, so a message fails at most an eighth later.
+/// Number of checks within the time of a deadline, so a message fails at most an eighth of that time late.
 const TICKS_PER_DEADLINE: u32 = 8;
 
 /// The state of a connection with requests that are not answered, or with a part of a message. Other
@@ -148,7 +148,8 @@ impl Iot {
         &self.counters
     }
 
-    /// Returns the messages that have not ended: those that wait, and those whose commands are in flight.
+    /// Returns the number of messages that have not ended: those that wait, and those whose commands are in
+    /// flight.
     pub fn waiting(&self) -> u64 {
         self.backends.iter().map(|b| (b.pipeline.waiting() + b.pipeline.in_flight()) as u64).sum()
     }
@@ -157,7 +158,7 @@ impl Iot {
         self.backends.iter().map(|b| b.pipeline.in_flight() as u64).sum()
     }
 
-    /// Returns the connections that are open now.
+    /// Returns the number of connections that are open now.
     pub const fn open(&self) -> u64 {
         self.open
     }
@@ -297,7 +298,7 @@ impl Iot {
         if !self.is_tick_set && self.backends.iter().any(has_work) {
             let first = Duration::from_millis(self.options.reconnect_first_ms.into());
             let interval = TICK_MAX.min(first).min(self.options.deadline() / TICKS_PER_DEADLINE);
-            // It is the only timer, so there is one for it.
+            // The server has no other timer, so the limit of timers does not refuse it.
             self.is_tick_set = cx.set_timer(interval, 0).is_some();
         }
     }
@@ -389,7 +390,7 @@ impl Iot {
         }
     }
 
-    /// An attempt to connect has ended.
+    /// Handles the end of an attempt to connect.
     fn finish_connect(&mut self, cx: &mut Context<'_>, index: usize) {
         let backend = &mut self.backends[index];
         let down = LinkState::Down { retry_at: Instant::MAX };
@@ -410,7 +411,7 @@ impl Iot {
         }
     }
 
-    /// An attempt to connect has failed.
+    /// Handles a failed attempt to connect.
     fn refuse(&mut self, cx: &mut Context<'_>, index: usize, error: &io::Error) {
         self.counters.redis_refused += 1;
         self.fail(cx.now(), index, error);
@@ -432,7 +433,7 @@ impl Iot {
         self.fail(cx.now(), index, error);
     }
 
-    /// Gives messages to the servers that own their keys.
+    /// Passes redirected messages to the servers that own their keys.
     fn redirect(&mut self, cx: &mut Context<'_>, index: usize) {
         while let Some((message, redirection)) = self.backends[index].pipeline.take_redirected() {
             let Some(server) = self.owner_of(cx, redirection) else {
@@ -538,7 +539,7 @@ fn write_out(socket: &OwnedFd, out: &mut Vec<u8>, sent: &mut usize) -> io::Resul
     Ok(true)
 }
 
-/// Returns the key of a peer: the same in every placement and run (FNV-1a).
+/// Returns the key of a peer, which depends neither on the placement nor on the run (FNV-1a).
 fn key_of(peer: SocketAddr, keys: u32) -> u32 {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let start = 0xcbf2_9ce4_8422_2325;

@@ -3,7 +3,7 @@
 //!
 //! Bytes 0 to 3 of a message are a counter of the client. Byte 5 is 1 in a request and 0 in a heartbeat. Byte
 //! 6, the label, is 2 in an urgent message; any other value makes the message an ordinary one. The other
-//! bytes have no meaning. The label of an answer, at the same place, is 3.
+//! bytes have no meaning. Byte 6 of an answer, its label, is 3.
 
 /// Bytes at the beginning of a message that have a meaning.
 pub const HEAD_BYTES: usize = 7;

@@ -14,13 +14,13 @@ use std::path::PathBuf;
 pub enum RedisAddress {
     /// A Unix socket.
     Unix(PathBuf),
-    /// An address.
+    /// An IP address and a port.
     Tcp(SocketAddr),
     /// A name with a port, which is looked up once, at the start.
     Name(String),
 }
 
-/// Redis' port.
+/// Default port of Redis.
 const REDIS_PORT: u16 = 6379;
 
 impl FromStr for RedisAddress {

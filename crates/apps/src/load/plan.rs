@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-/// An open loop: requests are due at fixed times, independent of the server.
+/// An open loop: requests are due at times that do not depend on the server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Requests per second, > 0.

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-/// Longest wait for a reply.
+/// Longest wait for a TCP connection, and for the next bytes of a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest value that is accepted: the results of an agent take some ten kilobytes.
 const VALUE_BYTES_MAX: usize = 16 << 20;

@@ -92,8 +92,7 @@ impl SendBuffers {
     pub fn acknowledge(&mut self, queue: &mut SendQueue, count: u32) {
         queue.len -= count;
         let mut passed = usize::from(queue.offset) + count as usize;
-        // A chunk that is full to its end stays until the next one is begun, because `append` continues from
-        // the tail chunk.
+        // The tail chunk stays while it has bytes. Once all are acknowledged, it is returned below.
         while queue.head != queue.tail && passed >= CHUNK_BYTES {
             self.free.push(queue.head);
             queue.head = self.next[queue.head as usize];

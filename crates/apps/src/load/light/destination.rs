@@ -8,14 +8,15 @@ use ginnel::Error;
 use ginnel::config::{LinkConfig, Prefix, RouteConfig};
 use ginnel_stack::wire::MacAddr;
 
-/// Window scale shift of the advertised windows of 65,535.
+/// Shift count of the window scale option (RFC 7323 §2.2).
 pub(super) const WINDOW_SHIFT: u8 = 5;
 /// Receive window in bytes.
 pub(super) const WINDOW: u32 = 65_535 << WINDOW_SHIFT;
 /// Window field of all segments.
 const WINDOW_FIELD: u16 = 65_535;
 
-/// Retransmission timeout before the first measurement (RFC 6298 §2), and Linux's bounds.
+/// Retransmission timeout before the first measurement (RFC 6298 §2.1), Linux's lower bound, and the smallest
+/// upper bound that RFC 6298 §2.5 permits.
 const RTO_INITIAL_MS: u32 = 1_000;
 const RTO_MIN_MS: u32 = 200;
 const RTO_MAX_MS: u32 = 60_000;
@@ -105,8 +106,8 @@ fn prefix_contains(prefix: &Prefix, address: IpAddr) -> bool {
     }
 }
 
-/// Determines next hop and local address of all targets. The next hop is the target itself if it is on the
-/// link, otherwise the gateway of the longest prefix that contains it.
+/// Determines next hop and local address of all targets. The longest prefix that contains a target decides:
+/// the next hop is the target itself if that is a prefix of the link, otherwise the gateway of the route.
 pub(super) fn resolve_destinations(
     targets: &[SocketAddr],
     link: &LinkConfig,

@@ -206,7 +206,7 @@ fn parse_run(text: &str) -> Result<String, String> {
 fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("must be a number from 0 to 1, as 0.05".to_owned()),
+        _ => Err("must be a number from 0 to 1, for example 0.05".to_owned()),
     }
 }
 
@@ -288,7 +288,7 @@ impl MessageOptions {
             stack: self.stack,
             dest: Vec::new(),
             source,
-            // Those of this agent.
+            // The share of this agent, rounded up.
             connections: self.connections.div_ceil(self.agents.unwrap_or(1)),
             rate: None,
             poisson: false,

@@ -6,7 +6,7 @@ use ginnel::Instant;
 /// Stands for no request.
 pub const NONE: u32 = u32::MAX;
 
-/// Messages of a connection that [`Outstanding::is_mixed`] looks at.
+/// Most messages of a connection that [`Outstanding::is_mixed`] looks at.
 const MIXED_LOOKED_AT_MAX: usize = 64;
 
 /// A message whose answer has not arrived.

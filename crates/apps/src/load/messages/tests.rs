@@ -42,9 +42,9 @@ pub(super) fn plan() -> MessagePlan {
 struct Server {
     /// One-way delay in nanoseconds.
     delay: u64,
-    /// Start and end of a stall, during which the server answers nothing.
+    /// Start and end, in nanoseconds, of a stall during which the server answers nothing.
     stall: (u64, u64),
-    /// Time that the server needs for each message, one after the other.
+    /// Time in nanoseconds that the server needs for each message. It serves one at a time.
     service: u64,
     /// Bytes that are delivered at a time.
     piece: usize,

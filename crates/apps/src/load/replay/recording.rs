@@ -29,11 +29,11 @@ pub struct RecordedSend {
 pub struct RecordedRequest {
     /// The first send that belongs to the request, among all sends of the recording.
     pub first_send: u32,
-    /// The last one.
+    /// The last send that belongs to the request.
     pub last_send: u32,
     /// Bytes that the server sent on the connection before this answer.
     pub answer_from: u64,
-    /// Bytes of the answer, which has none if the server sent nothing more.
+    /// Bytes of the answer; 0 if the server sent nothing more.
     pub answer_bytes: u64,
 }
 

@@ -79,14 +79,14 @@ pub struct ReplayConnections {
     pub mismatched: u64,
 }
 
-/// Where every request is. Each was counted where it happened; the sums are only compared.
+/// Requests by their outcome. Each outcome is counted by itself, so that the sum can be compared with `due`.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ReplayRequests {
     /// Requests that became due with their connections.
     pub due: u64,
     /// Requests whose answer began after their last byte was sent.
     pub answered: u64,
-    /// Requests whose answer began before.
+    /// Requests whose answer began before their last byte was sent.
     pub answered_early: u64,
     /// Requests that were sent, and whose answer did not begin.
     pub unanswered: u64,
@@ -243,7 +243,7 @@ impl ReplayReport {
         let (error, latency) = (&self.latency_ns.send_error, &self.latency_ns.first_byte);
         if latency.count > 0 && error.p50 > latency.p50 / 2 {
             warnings.push(format!(
-                "half of the bytes were sent {} late or more, which is a large part of the latency",
+                "half of the sends were {} late or more, which is a large part of the latency",
                 show_nanos(error.p50)
             ));
         }
