@@ -128,8 +128,8 @@ fn set_id_kind(mode: u32, (uid, gid): (u32, u32), (own_uid, own_gid): (u32, u32)
     (mode & SET_GROUP_ID == SET_GROUP_ID && gid != own_gid).then_some(SETGID)
 }
 
-/// Returns what a program is that gets rights from its file which this process does not have; `None` for a
-/// usual program. The dynamic loader distrusts the environment then.
+/// Returns the kind of a program whose file gives it rights that this process does not have; `None` for a
+/// usual program. The dynamic loader distrusts the environment of privileged programs.
 fn privileged_kind(file: &File) -> Option<&'static str> {
     let about = file.metadata().ok()?;
     if fstatvfs(file).is_ok_and(|about| about.f_flag.contains(StatVfsMountFlags::NOSUID)) {

@@ -1,4 +1,4 @@
-//! `ginnel load replay` of captures to a server of the kernel, and of what `ginnel capture` has written.
+//! `ginnel load replay` of captures to a server on the kernel's stack.
 
 use ginnel_monitor::frame::{ACK, FIN, SYN};
 use ginnel_monitor::scripted::{Side, segment_of};

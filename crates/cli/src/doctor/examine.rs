@@ -5,12 +5,12 @@ use super::plan::ShardPlan;
 use super::setting::Change;
 use super::{interface_findings, machine_findings, offload_findings, queue_findings};
 
-/// Urgency of a finding: who has to do something.
+/// Urgency of a finding, by what has to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Nothing.
+    /// Nothing has to be done.
     Ok,
-    /// Nothing, but it is good to know.
+    /// Nothing has to be done, but the operator should know it.
     Note,
     /// `--fix` changes it.
     Fix,

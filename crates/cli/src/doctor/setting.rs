@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, ErrorKind};
 
-/// Text of the table that distributes frames to all queues alike.
+/// Text of the table that distributes frames evenly to all queues.
 pub const DEFAULT_TABLE: &str = "default";
-/// Where the files of settings are.
+/// Folders below which the files of settings are.
 const FOLDERS: &[&str] =
     &["/proc/irq/", "/proc/sys/", "/sys/class/net/", "/sys/devices/system/cpu/", "/sys/kernel/mm/"];
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Most connections of an exporter at a time.
 // limit: connections of an exporter
 const CONNECTIONS_MAX: usize = 16;
-/// Pause after an error of `accept`, such as that no descriptor is left.
+/// Pause after an error of `accept`, for example because no descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Answer to a connection beyond the limit.
 const BUSY: &[u8] =
@@ -32,7 +32,7 @@ const BUSY: &[u8] =
 
 /// Something whose samples are exported.
 pub trait MetricSource: Send + Sync {
-    /// Adds the present samples.
+    /// Adds the current samples.
     fn collect(&self, out: &mut Exposition);
 }
 
@@ -41,7 +41,7 @@ pub trait MetricSource: Send + Sync {
 pub struct ExporterCounters {
     /// Scrapes that were answered.
     pub scrapes: AtomicU64,
-    /// Connections that were refused because there were too many.
+    /// Connections that were refused because there were too many, or no thread for them.
     pub refused: AtomicU64,
 }
 
@@ -85,7 +85,7 @@ impl ExporterState {
         }
         let state = self.clone();
         let thread = thread::Builder::new().name("scrape".into()).spawn(move || {
-            // Whatever the end of the connection is, there is nobody to tell.
+            // An error of the connection concerns its client alone, who notices it.
             let _ = connection::serve(client, || state.scrape());
             state.leave();
         });
@@ -106,7 +106,7 @@ impl ExporterState {
         let _ = client.write_all(BUSY);
     }
 
-    /// Returns the present samples as text.
+    /// Returns the current samples as text.
     fn scrape(&self) -> String {
         let mut out = Exposition::default();
         self.source.collect(&mut out);

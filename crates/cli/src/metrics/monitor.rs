@@ -61,7 +61,7 @@ impl MonitorPublisher {
         measurements.connections = engine.connections() as u64;
         measurements.outstanding = engine.outstanding() as u64;
         measurements.lost = lost;
-        // Those of the closed intervals, and those of the present one.
+        // The latencies of the closed intervals, and those of the current one.
         let parts = session.total().iter().zip(engine.latencies());
         for (out, (closed, present)) in measurements.latencies.iter_mut().zip(parts) {
             *out = observations([closed, present]);

@@ -61,7 +61,7 @@ impl<'a> Host<'a> {
         self.number
     }
 
-    /// Starts the command that the page and the unit have.
+    /// Starts the command of `announce.service`, which docs/past-one-machine.md explains.
     fn start_announcer(machine: &Namespace, folder: &std::path::Path) -> Process {
         let mut command = Command::new(example("announce-while"));
         command.args(["service", GINNEL, "run", "--stack", "web", "--"]);
@@ -72,7 +72,7 @@ impl<'a> Host<'a> {
         Process::start(machine, folder, "announce", command)
     }
 
-    /// Adds the folder of the stack to the environment of a command.
+    /// Adds the runtime directory of the stack and the library to the environment of a command.
     fn with_stack(mut command: Command, folder: &std::path::Path) -> Command {
         command.env("GINNEL_RUN_DIR", folder.join("run"));
         command.env("GINNEL_LIBRARY", build_preload_library(GINNEL)).env_remove("GINNEL_STACK");

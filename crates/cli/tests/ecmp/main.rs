@@ -1,5 +1,5 @@
-//! A service on three hosts after `docs/past-one-machine.md`: BIRD and the scripts of `packaging/ecmp` spread
-//! the connections, and a host that dies loses only its own.
+//! A service on three hosts, set up as in `docs/past-one-machine.md`: BIRD and the scripts of
+//! `packaging/ecmp` spread the connections, and a host that dies loses only its own.
 
 mod host;
 mod load;
@@ -58,7 +58,7 @@ impl Death {
     }
 }
 
-/// Returns why a connection ended that must not, if there is one.
+/// Returns an error if a connection ended that does not belong to the host `killed`.
 fn expect_no_end(load: &Load, killed: Option<usize>, what: &str) -> Result<(), String> {
     match load.take_ends().iter().find(|end| Some(end.host) != killed) {
         Some(end) => Err(format!("{what}: a connection of host {} ended: {}", end.host, end.reason)),

@@ -1,5 +1,5 @@
 //! Unmodified programs of Debian on a stack (`ginnel run`), with the kernel's programs at the other end of a
-//! TAP device. docs/programs.md lists the other programs that were tried.
+//! TAP device. docs/programs.md lists these programs, and those that were tested by hand.
 
 mod clients;
 mod dns;
