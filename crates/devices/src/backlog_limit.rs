@@ -10,11 +10,11 @@ use ginnel_stack::time::Instant;
 /// The highest class, and frames of which no class is known ([`TxQueue::select_class`]), are accepted as long
 /// as the device has room.
 ///
-/// Frames of which no class is known do not shut out the others, which would be refused for as long as these
-/// keep the backlog above their bound: for each one that is accepted while `frames` frames wait, a frame of a
-/// connection is accepted that would be refused, the most urgent first. Nor do datagrams below the highest
-/// class, which are sent first whenever the device has room: for each of these datagrams, a frame of a
-/// connection is accepted, too. Datagrams of the highest class precede all connections below that class.
+/// Frames of which no class is known could keep the backlog above the bounds of connections forever. So for
+/// each of them that is accepted while `frames` frames wait, one frame of a connection is accepted above its
+/// bound, the most urgent first. Datagrams are sent first whenever the device has room, and could shut out
+/// connections, too. So each datagram below the highest class also lets one frame of a connection pass.
+/// Datagrams of the highest class precede all connections below that class.
 ///
 /// The device must be able to tell what waits ([`TxQueue::has_backlog`]).
 #[must_use]
@@ -29,9 +29,10 @@ struct LimitedTx {
     /// the highest class.
     bound: Option<usize>,
     class: Option<TxClass>,
-    /// Frames of connections that are accepted although the backlog has reached their bound: as many as there
-    /// were datagrams below the highest class, and frames without a class since `frames` frames wait;
-    /// `frames` at most.
+    /// Number of frames of connections that may still be accepted above their bound, at most `frames`: one
+    /// for each datagram below the highest class, and for each frame without a class that was accepted while
+    /// `frames` frames waited. Set to 0 when a frame without a class, or of a connection of best effort or
+    /// below, finds fewer frames waiting.
     credit: usize,
     /// `credit` after the frame whose room was reserved last. Room that is not committed costs no credit.
     credit_after_commit: usize,
@@ -256,7 +257,7 @@ mod tests {
         assert!(send(&mut tx, Some(BEST_EFFORT), 100) <= 10);
     }
 
-    /// Their sender would otherwise pay for lower classes, whose frames leave before its next ones.
+    /// Credit of these datagrams would let frames of lower classes leave before their sender's next ones.
     #[test]
     fn datagrams_of_the_highest_class_earn_no_credit() {
         let (mut tx, _) = limited_link("", 10);

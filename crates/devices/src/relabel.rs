@@ -52,7 +52,7 @@ impl<F: FnMut(&[u8], Label) -> Label> RxQueue for RelabelRx<F> {
 }
 
 /// Sends each frame with the label that `label` returns, which is called with the bytes of the frame and its
-/// label. Every frame is copied once more, so this is only for devices that carry labels
+/// label. Every frame is copied once more, which pays only for devices that carry labels
 /// ([`Capabilities::labels`]).
 #[must_use]
 pub fn wrap_tx(

@@ -51,7 +51,7 @@ use tx::AfXdpTx;
 const LINK_HEADER_BYTES: usize = 18;
 /// Bytes in front of a received frame in its chunk: `XDP_PACKET_HEADROOM`.
 const HEADROOM_BYTES: usize = 256;
-/// Sizes of UMEM chunks in bytes: the kernel accepts powers of two up to a page.
+/// Sizes of UMEM chunks in bytes: the kernel accepts powers of two from 2,048 up to a page.
 const CHUNK_SIZES: [usize; 2] = [2048, 4096];
 /// Largest MTU in bytes, as for TAP devices: Linux's largest IP packet minus an Ethernet header.
 const MTU_MAX: usize = 65_521;
@@ -304,7 +304,7 @@ pub fn check_program() -> io::Result<()> {
 }
 
 /// Checks who owns the addresses: one that the stack uses alone must not be an address of the host, whose
-/// services would lose it; one that is shared must be.
+/// services would lose it; one that is shared must be one.
 fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
     let host_addresses = Netlink::open()?.addresses()?;
     let is_host_address = |address: IpAddr| host_addresses.iter().any(|host| host.address == address);

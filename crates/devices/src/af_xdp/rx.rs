@@ -32,7 +32,10 @@ pub(super) const EMPTY_SLEEPS_PER_ERROR_CHECK: u32 = 8;
 
 /// The packet socket of a queue.
 pub(super) enum PacketSocket {
+    /// At the first queue, unless all frames are redirected: receives copies of neighbour messages, and
+    /// reports changes of the interface.
     Neighbours(NeighbourSocket),
+    /// At the other queues: reports changes of the interface.
     LinkWatch(OwnedFd),
 }
 

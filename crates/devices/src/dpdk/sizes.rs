@@ -16,8 +16,8 @@ const BUFFER_BYTES_MIN: usize = 2048;
 const MTU_MAX: usize = 16_000;
 /// Buffers of a queue unless its rings need more.
 const BUFFERS_DEFAULT: u32 = 8192;
-/// Buffers of a queue that no ring of the adapter has: in the cache of a thread, lent to the stack, with
-/// frames that wait for the adapter, and ready for further ones.
+/// Buffers of a queue that are in no ring of the adapter: those in the cache of a thread, those lent to the
+/// stack, those whose frames wait for the adapter, and those reserved for the next frames.
 const BUFFERS_OUTSIDE: u32 = 1024;
 /// Assumed bytes of a buffer besides its frame: its description, and headroom.
 const BUFFER_OVERHEAD_BYTES: usize = 448;

@@ -1,3 +1,5 @@
+//! Links with faults between two ends of a memory pair.
+
 use super::*;
 use crate::conformance::{self, Guarantees};
 use crate::memory::{MemoryConfig, pair};

@@ -1,3 +1,5 @@
+//! The ring of a mirror: frames arrive, or are counted as lost, whatever a reader writes into the ring.
+
 use super::*;
 use proptest::prelude::*;
 
@@ -87,8 +89,8 @@ fn begin_anew(reader: &mut MirrorReader) {
     reader.release();
 }
 
-/// Returns a position that a reader pretends to have.
-type Lie = fn(&MirrorWriter) -> u64;
+/// Returns a position that a reader claims to have.
+type ClaimedHead = fn(&MirrorWriter) -> u64;
 
 #[test]
 fn a_reader_that_writes_nonsense_harms_only_itself() {
@@ -96,7 +98,7 @@ fn a_reader_that_writes_nonsense_harms_only_itself() {
     assert!((0..10).all(|_| put_burst(&mut writer)));
     assert_eq!(read_all(&mut reader).len(), 10);
     // A position that a reader could have is accepted, even if no record begins there.
-    let lies: [(Lie, bool); 9] = [
+    let claims: [(ClaimedHead, bool); 9] = [
         (|writer| tail(writer) - 8, true),
         (|writer| tail(writer) - 1, true),
         (|writer| tail(writer) - 1000, true),
@@ -107,8 +109,8 @@ fn a_reader_that_writes_nonsense_harms_only_itself() {
         (|_| 1 << 40, false),
         (|_| u64::MAX, false),
     ];
-    for (number, (lie, is_written)) in lies.into_iter().enumerate() {
-        let head = lie(&writer);
+    for (number, (claimed_head, is_written)) in claims.into_iter().enumerate() {
+        let head = claimed_head(&writer);
         reader.region.u64(HEAD_AT).store(head, Release);
         assert_eq!(put_burst(&mut writer), is_written, "{number}: {head}");
     }
