@@ -7,8 +7,8 @@ use ginnel::resource_limit::resource_limit;
 use rustix::fd::RawFd;
 use rustix::process::Resource;
 
-/// Size of the table if `RLIMIT_NOFILE` is unlimited.
-const FDS_UNLIMITED: u64 = 1 << 20;
+/// Largest size of the table, in descriptors.
+const FDS_MAX: u64 = 1 << 20;
 
 /// Number of an open file description.
 pub(crate) type FileId = u32;
@@ -22,9 +22,10 @@ pub(crate) struct FdTable {
 }
 
 impl FdTable {
-    /// Creates a table for all descriptors that the hard limit of `RLIMIT_NOFILE` permits.
+    /// Creates a table for as many descriptors as the hard limit of `RLIMIT_NOFILE` permits, at most
+    /// [`FDS_MAX`].
     pub fn new() -> Self {
-        let limit = resource_limit(Resource::Nofile).maximum.unwrap_or(FDS_UNLIMITED).min(FDS_UNLIMITED);
+        let limit = resource_limit(Resource::Nofile).maximum.unwrap_or(FDS_MAX).min(FDS_MAX);
         Self::with_len(limit as usize)
     }
 

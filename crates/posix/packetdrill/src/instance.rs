@@ -28,7 +28,7 @@ const SOCKETS_MAX: u32 = 128;
 const BUFFER_POOL_BYTES: u64 = 64 << 20;
 /// Bytes that the channel between calls and stack buffers for a socket in each direction.
 pub const CHANNEL_BYTES: usize = 64 << 10;
-/// Upper limit of descriptors that are closed at the end.
+/// Most descriptors that are examined at the end, to close those of the stack.
 const FDS_MAX: u64 = 1 << 20;
 
 /// A running stack and its operations.
