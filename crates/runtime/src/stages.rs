@@ -37,10 +37,10 @@ const SEND: usize = 3;
 /// Weight of a new sample in the smoothed mean: one in this many, as of the smoothed round-trip time.
 const SMOOTHING: u32 = 8;
 
-/// The largest receive window (RFC 7323, section 2.3).
+/// Upper bound of all receive windows in bytes (RFC 7323 §2.3).
 const RECV_WINDOW_MAX: u32 = 1 << 30;
 
-/// Returns the current time.
+/// A function that returns the current time.
 pub type StageClock = fn() -> Instant;
 
 /// The samples of a stage of one connection.
@@ -160,8 +160,8 @@ impl StageSampler {
         });
     }
 
-    /// Records the positions up to which the program has read and written, of which the last `unsent` bytes
-    /// are not sent. Returns false if the program has yet to read what was delivered.
+    /// Records the positions up to which the program has read and written. The last `unsent` of the written
+    /// bytes are not sent. Returns false if the program has yet to read what was delivered.
     pub(crate) fn noticed(&self, slot: u32, read_position: u64, written: u64, unsent: u32) -> bool {
         let mut is_read = true;
         self.at(slot, |conn, now| {
@@ -205,7 +205,7 @@ impl SamplerState {
             return;
         };
         let Some([received_end, _]) = &mut conn.ends else { return };
-        // No window is larger, so the segment is not one of the connection.
+        // A segment that ends farther ahead does not belong to the connection, because no window is larger.
         if new_bytes(received_end, seq, len, RECV_WINDOW_MAX) > 0 {
             let burst_at = *self.burst_at.get_or_insert_with(self.clock);
             conn.arrived.get_or_insert(burst_at);
@@ -254,12 +254,12 @@ fn new_bytes(end: &mut u32, seq: u32, len: u32, max: u32) -> u32 {
     count
 }
 
-/// An IPv4 address in IPv6 form denotes the same endpoint.
+/// Replaces an IPv4-mapped IPv6 address by the IPv4 address that it denotes.
 fn canonical(end: SocketAddr) -> SocketAddr {
     SocketAddr::new(end.ip().to_canonical(), end.port())
 }
 
-/// The payload of a TCP segment.
+/// The addresses of a TCP segment, and the sequence number and length of its payload.
 struct SegmentBytes {
     src: SocketAddr,
     dst: SocketAddr,
@@ -268,7 +268,8 @@ struct SegmentBytes {
 }
 
 impl SegmentBytes {
-    /// Returns `None` if the frame has no TCP segment with payload, or a part of one.
+    /// Returns `None` if the frame has no TCP segment with payload, has only a part of one, or has IPv6
+    /// extension headers.
     fn parse(frame: &[u8]) -> Option<Self> {
         let link = ethernet::Header::parse(frame).ok()?;
         let packet = frame.get(usize::from(link.len)..)?;

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Proxy descriptors of a domain. Each takes a descriptor of the stack's process.
+/// Most proxy descriptors of a domain. Each takes a descriptor of the stack's process.
 // limit: sockets of a domain in SCM_RIGHTS messages
 pub(super) const PROXY_FDS_MAX: usize = 256;
 /// A barrier is passed after this many calls of epoll_wait(2), even if descriptors are always ready. Each
@@ -97,9 +97,10 @@ impl Drop for WatchedFd {
 /// Origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opener {
-    /// The process at the other end, at the stack's socket, as the user of the entry.
+    /// The process at the other end connected to the stack's socket as the user of the entry.
     Peer,
-    /// Another process, perhaps before the process at the other end dropped its privileges.
+    /// Another process made the connection, perhaps before the process at the other end dropped its
+    /// privileges.
     Other,
 }
 
@@ -172,7 +173,7 @@ struct DomainEntry {
 
 impl DomainEntry {
     /// Tells the processes of the domain that the shards have ended. A process that sleeps learns of it by a
-    /// hang-up, and one that never sleeps by this.
+    /// hang-up, and one that never sleeps by this mark in the region.
     fn announce_end(&self) {
         for shard in &self.shards {
             if let Err(error) = announce_end(&shard.memory) {
@@ -757,7 +758,7 @@ impl BrokerThread {
         Ok((id, clients, process_end))
     }
 
-    /// Reaps clients on the first shards.
+    /// Reaps `clients`: the first one on shard 0, the next one on shard 1, and so on.
     fn reap_clients(&self, regions: &[DomainRegion], clients: &[u32]) {
         for ((shard, region), client) in self.shards.iter().zip(regions).zip(clients) {
             // Fails only if the shard has ended.
@@ -890,7 +891,7 @@ impl BrokerThread {
     }
 
     /// Adds the entry of a child or program that a process has announced. The new entry owns all sockets of
-    /// the process, or the sockets `kept`. Returns the entry's ID.
+    /// the process, or the sockets `kept`. Returns the id of the entry.
     fn prepare_process(
         &mut self,
         id: u64,

@@ -1,4 +1,4 @@
-//! Domains for processes in simulations, without processes: requests call the stack's shard directly.
+//! Domains for simulated processes, whose requests call the stack's shard directly.
 
 use super::client::{Client, ClientParts};
 use super::control::{

@@ -1,8 +1,8 @@
 //! Hand-over of the shards: their state passes to the next process, and the broker goes on with the processes
 //! and sockets that it knows (docs/adr/0026-connections-at-an-upgrade.md).
 //!
-//! The broker waits meanwhile. Requests and new programs wait in its sockets, and the end of a process is
-//! noticed afterwards, so the next process of the shards is told.
+//! The broker waits meanwhile. Requests and new programs wait in its sockets. The broker notices the end of a
+//! program's process afterwards, and tells the next process of the shards.
 
 use super::super::saved_state::SavedState;
 use super::super::shard_link::{NotSaved, RELEASE_TIMEOUT, SAVE_TIMEOUT, TRANSFER_TIMEOUT};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Attempts to save the shards, and the time between two of them: what prevents it often passes within
-/// milliseconds, such as frames in a queue.
+/// Number of attempts to save the shards, and the time between two attempts. What prevents an attempt, for
+/// example frames in a queue, often passes within milliseconds.
 const ATTEMPTS: u32 = 3;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -84,7 +84,7 @@ impl HandOverInProgress {
     }
 }
 
-/// Returns that there are no shards whose state could be saved.
+/// Returns the error for shards that were not asked for their state.
 fn not_saved(reason: &str) -> NotSaved {
     NotSaved { reason: reason.into(), hangs: false }
 }
@@ -115,7 +115,7 @@ impl BrokerThread {
         let (next, result) = channel();
         // If nobody waits, `next` is dropped here.
         let _ = reply.send(Ok(HandOverInProgress { state, next }));
-        // Each step of the upgrade has a limit, and the sender is dropped at its end.
+        // Each step of the upgrade has a time limit, and the sender is dropped at the end of the upgrade.
         match result.recv() {
             Ok(link) if usize::from(link.shards()) == self.shards.len() => self.continue_on(link),
             _ => self.restart_unless_running(),
