@@ -280,7 +280,7 @@ struct ginnel_listen_options {
     uint32_t rto_max_ms;
     uint32_t delayed_ack_max_us;
     uint8_t min_ttl;       /* IPv4 segments with a smaller TTL are dropped, also SYNs (IP_MINTTL) */
-    uint8_t min_hop_count; /* the same of IPv6 (IPV6_MINHOPCOUNT) */
+    uint8_t min_hop_count; /* IPv6 segments with a smaller hop limit are dropped (IPV6_MINHOPCOUNT) */
     uint8_t save_syn;      /* GINNEL_SAVE_SYN_…: ginnel_conn_saved_syn() */
     uint8_t reserved;
 };
@@ -466,7 +466,7 @@ enum ginnel_pmtu_discovery {
 
 enum {
     GINNEL_MULTICAST_NO_LOOP = 1 << 0,      /* Members on this host do not get what the socket sends. */
-    GINNEL_MULTICAST_MEMBERS_ONLY = 1 << 1, /* Receives groups only that the socket itself has joined. */
+    GINNEL_MULTICAST_MEMBERS_ONLY = 1 << 1, /* Receives only groups that the socket itself has joined. */
     GINNEL_MULTICAST_THIS_HOST = 1 << 2,    /* Hop limit 0: datagrams do not leave this host. */
 };
 
@@ -474,7 +474,7 @@ enum {
 struct ginnel_multicast_options {
     uint32_t source;   /* IPv4: address of datagrams of a socket bound to none, as s_addr of in_addr */
     uint16_t link;     /* by which datagrams leave: number in the configuration, from 1; 0: the route says */
-    uint8_t hop_limit; /* 0: 1 */
+    uint8_t hop_limit; /* default 1 */
     uint8_t flags;     /* GINNEL_MULTICAST_… */
 };
 
@@ -507,15 +507,15 @@ enum {
 /* Sets which sources of a multicast group the socket receives on a link, as setsourcefilter() of RFC 3678.
  * link is the number of a [[link]] of the configuration, from 1, or 0 for the one by which the group is
  * reached (ENODEV: none, or the program has a thread of its own). The ports of group and sources do not
- * matter. EINVAL: no such link, one whose groups the kernel receives, no multicast address, or a source of
- * another family. ENOBUFS: network.igmp_max_memberships, igmp_max_msf (mld_… for
- * IPv6), or group_memberships_max. */
+ * matter. EINVAL: there is no link of this number, or the kernel receives its groups; group is no multicast
+ * address; or a source is of another family. ENOBUFS: network.igmp_max_memberships or igmp_max_msf (IPv6:
+ * mld_…), or network.group_memberships_max is reached. */
 int ginnel_udp_set_membership(struct ginnel_udp socket, unsigned link, const struct sockaddr *group,
                               socklen_t group_len, unsigned mode, const struct sockaddr_storage *sources,
                               size_t count);
 
-/* Sends a datagram to remote, or NULL for the connected peer, from source, or NULL. An answer has the
- * datagram's to as source, so that it comes from the address that was asked. */
+/* Sends a datagram to remote (NULL: the connected peer) from source (NULL: the stack chooses). For an answer,
+ * pass to of the received datagram as source, so that the answer comes from the address that was asked. */
 int ginnel_udp_send(struct ginnel_udp socket, const void *data, size_t data_len,
                     const struct sockaddr *remote, socklen_t remote_len, const struct sockaddr *source,
                     socklen_t source_len);
