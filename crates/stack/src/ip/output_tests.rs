@@ -1,3 +1,5 @@
+//! Sending of packets: headers, checksums, super-frames, fragments and routes.
+
 use super::*;
 use crate::device::{Capabilities, RxChecksum, RxFrame};
 use crate::handle::LinkId;

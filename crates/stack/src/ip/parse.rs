@@ -31,7 +31,7 @@ pub struct L4<'b> {
     pub src: IpAddr,
     /// Destination address: a local address, or a broadcast or multicast address.
     pub dst: IpAddr,
-    /// The link it arrived on.
+    /// The link on which the segment arrived.
     pub link: LinkId,
     /// Explicit congestion notification field (RFC 3168): 0 … 3.
     pub ecn: u8,
@@ -60,7 +60,7 @@ impl L4<'_> {
     }
 }
 
-/// A frame that carries neither a TCP segment nor a UDP datagram.
+/// A frame that carries neither a complete TCP segment nor a complete UDP datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct OtherFrame<'b> {
     pub(crate) link: LinkId,
@@ -274,7 +274,8 @@ impl Network {
         }
     }
 
-    /// Returns whether the destination is a broadcast or multicast address.
+    /// Returns whether the destination is a broadcast or multicast address. Fails if this host
+    /// does not receive packets to it.
     #[inline]
     fn check_ipv4_destination(&self, link: &Link, frame: &RxMeta, dst: Ipv4Addr) -> Result<bool, DropReason> {
         // Local addresses of any link are accepted: the weak host model (RFC 1122 §3.3.4.2), as on Linux.

@@ -35,7 +35,8 @@ use crate::timer_wheel::image::WheelImage;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Defines the state as it is written, which refers to what is large, and as it is read.
+/// Defines two forms of the state: one to be written, which borrows large parts, and one that was read, which
+/// owns them.
 macro_rules! image {
     ($($field:ident: $written:ty => $read:ty,)*) => {
         /// The state, to be written.
@@ -183,8 +184,8 @@ impl Tcp {
         }
     }
 
-    /// Takes over the state of an image. Nothing was done with this one before; after an error it must not be
-    /// used.
+    /// Takes over the state of an image. `self` must not have been used before; after an error it must not be
+    /// used any more.
     ///
     /// # Errors
     /// The configuration has too little room, the owner does not make a filter or a source again, or the

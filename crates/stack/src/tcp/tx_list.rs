@@ -111,9 +111,10 @@ impl TxList {
         self.classes_len_min = 1;
     }
 
-    /// Records that a device had no room for the connection that was taken last. After many of a class the
-    /// round goes on with the next class: the others of this class would probably fare alike, but those of
-    /// lower classes may use devices that have room. The next round begins with the others.
+    /// Records that a device had no room for the connection that was taken last. After [`REFUSED_MAX`]
+    /// connections of a class the round goes on with the next class: the others of this class would probably
+    /// be refused, too, but those of lower classes may use devices that have room. The next round begins with
+    /// the others of this class.
     #[cold]
     pub fn record_refused(&mut self, round: &mut TxRound) {
         let Some(class) = round.class.filter(|_| self.classes_len_min > 0) else { return };

@@ -205,14 +205,14 @@ impl Udp {
         let mut count = if gso_size < payload.len() { gso::count(route, payload, gso_size)? } else { 1 };
         // The loopback link returns frames itself. Members on this host get the datagram before the device,
         // which may refuse it (`ip_mc_output`).
-        let stays_away = network.is_loopback(link) || is_group && multicast.no_loop;
-        if !stays_away {
+        let is_looped_back = !(network.is_loopback(link) || is_group && multicast.no_loop);
+        if is_looped_back {
             self.loop_back(network, link, &header, [udp.src_port, udp.dst_port], payload, gso_size);
         }
         if is_sent {
             count = match transmit(now, network, route, &header, &udp, payload, params.gso_size) {
                 // Sent again, it would reach the members on this host twice.
-                Err(UdpError::DeviceFull) if !stays_away => return Err(UdpError::NoBuffers),
+                Err(UdpError::DeviceFull) if is_looped_back => return Err(UdpError::NoBuffers),
                 Err(UdpError::DeviceFull) => return Err(self.refused_by_device(now)),
                 result => result?,
             };

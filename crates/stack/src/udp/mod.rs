@@ -1,7 +1,7 @@
 //! UDP sockets (RFC 768, RFC 1122 §4.1). Binding, socket lookup and errors follow Linux.
 //!
 //! A socket bound to the IPv6 wildcard address also receives IPv4 datagrams unless `v6only` is set. IPv4
-//! addresses are reported as such, never as IPv4-mapped IPv6 addresses.
+//! addresses are reported as IPv4 addresses, never as IPv4-mapped IPv6 addresses.
 
 mod bind;
 mod classes;
@@ -53,7 +53,8 @@ use std::sync::Arc;
 pub struct UdpSendParams {
     /// Destination; `None` stands for the remote address of a connected socket.
     pub to: Option<SocketAddr>,
-    /// Source address, regardless of what the socket is bound to (`IP_PKTINFO`). It must be a local address.
+    /// Source address, regardless of what the socket is bound to (`IP_PKTINFO`, `IPV6_PKTINFO`). It must be a
+    /// local address.
     pub source: Option<IpAddr>,
     /// Payload bytes of each datagram but the last, which may be shorter (`UDP_SEGMENT`); 0 sends a single
     /// datagram.

@@ -8,8 +8,8 @@ use crate::time::Instant;
 use crate::wire::{protocol, udp};
 use core::net::SocketAddr;
 
-/// Returns the length of each datagram of a send call: [`UdpSendParams::gso_size`], of which the last may
-/// have less, or the whole payload if that is 0.
+/// Returns the payload bytes of each datagram of a send call but the last, which may be shorter:
+/// [`UdpSendParams::gso_size`], or the whole payload if `gso_size` is 0.
 #[inline]
 pub(super) fn datagram_bytes(gso_size: u16, payload_len: usize) -> usize {
     if gso_size == 0 { payload_len } else { gso_size.into() }

@@ -1,5 +1,5 @@
 //! Group records of membership reports: IGMPv3 (RFC 3376 §4.2.4) and MLDv2 (RFC 3810 §5.2) have them in one
-//! layout, which differs in the length of addresses only. The numbers of queries are encoded alike, too.
+//! layout, which differs in the length of addresses only. Both encode the interval of a query alike, too.
 
 use core::net::IpAddr;
 
@@ -97,7 +97,8 @@ pub struct GroupQuery {
     pub interval_seconds: u32,
 }
 
-/// Decodes a number of eight bits that is a floating-point number from 128 on (RFC 3376 §4.1.1, §4.1.7).
+/// Decodes a number of eight bits that is a floating-point number from 128 on (RFC 3376 §4.1.1, §4.1.7;
+/// RFC 3810 §5.1.9).
 pub(super) fn decode_float_8(code: u8) -> u32 {
     if code < 128 { code.into() } else { (u32::from(code & 0x0f) | 0x10) << (((code >> 4) & 7) + 3) }
 }
