@@ -2,7 +2,8 @@
 //! with the version that the two programs compare.
 //!
 //! The types are deserialized from nothing: each request for a value is recorded and answered with a small
-//! value. As many passes are made as are needed to see every variant of every enumeration.
+//! value. Each pass sees other variants of the enumerations; after a fixed number of passes each variant must
+//! have been seen.
 
 use core::fmt::{self, Display};
 use serde::de::value::U32Deserializer;
@@ -12,7 +13,7 @@ use serde::de::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of a field of bytes: the largest type with a fixed number has that many.
+/// The value of a field of bytes. It is as long as the largest type that expects a fixed number of bytes.
 const BYTES: [u8; 2048] = [0; 2048];
 
 /// Number of passes.
@@ -125,7 +126,7 @@ impl<'de> MapAccess<'de> for &mut Elements<'_> {
 }
 
 impl<'a> Trace<'a> {
-    /// Gives `count` values to a visitor, and returns its value and the description of these.
+    /// Gives `count` values to a visitor, and returns the visitor's value and the description of the values.
     fn elements<R>(
         self,
         fields: &'static [&'static str],

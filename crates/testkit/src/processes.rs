@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// No test waits longer.
+/// Longest wait for a condition.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval at which a condition is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -24,9 +24,9 @@ pub fn signal(pid: impl Display, name: &str) {
 /// # Panics
 /// If that takes longer than a minute.
 #[track_caller]
-pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;
-    while !so() {
+    while !holds() {
         assert!(Instant::now() < end, "{what}: not in time");
         std::thread::sleep(POLL_INTERVAL);
     }
