@@ -672,14 +672,22 @@ impl Udp {
         };
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
         let v4 = error.remote.is_ipv4();
-        let too_big = matches!(error.kind, IcmpErrorKind::PacketTooBig { .. });
-        if too_big {
-            network.accept_path_mtu(now, error);
-            socket.route = None;
-            if socket.options.pmtu_discovery == PmtuDiscovery::Dont && v4 {
+        let is_too_big = matches!(error.kind, IcmpErrorKind::PacketTooBig { .. });
+        let discovery = socket.options.pmtu_discovery;
+        if is_too_big {
+            if discovery.accepts_path_mtu() {
+                network.accept_path_mtu(now, error);
+                socket.route = None;
+            } else if !v4 {
+                return;
+            }
+            // Over IPv6 `IP_RECVERR` reports the error nevertheless.
+            if discovery == PmtuDiscovery::Dont && v4 {
                 return;
             }
         }
+        // Linux: an error about the size is final unless routers should have fragmented the datagram.
+        let is_final = error.kind.is_hard() || is_too_big && discovery != PmtuDiscovery::Dont;
         let udp_error = UdpError::from_icmp(error.kind, v4);
         let recverr = socket.options.recverr(v4);
         if recverr {
@@ -696,7 +704,7 @@ impl Udp {
             socket.queue_error(extended, network.quoted_payload());
         }
         // Linux: soft errors, and errors on unconnected sockets, are reported only with `IP_RECVERR`.
-        if recverr || socket.remote == Some(error.remote) && (error.kind.is_hard() || too_big) {
+        if recverr || socket.remote == Some(error.remote) && is_final {
             socket.error = Some(udp_error);
             self.list_readable(index);
         }

@@ -31,6 +31,13 @@ impl PmtuDiscovery {
         matches!(self, Self::Want | Self::Do | Self::Probe)
     }
 
+    /// Returns whether a router's report of a smaller path MTU is accepted, for all sockets. The largest
+    /// datagram of `Interface` and `Omit` does not depend on the path MTU, so a report for them may be forged
+    /// without effect.
+    pub(super) fn accepts_path_mtu(self) -> bool {
+        !matches!(self, Self::Interface | Self::Omit)
+    }
+
     /// Returns the size in bytes of the largest IP packet that is sent unfragmented.
     pub(super) fn mtu(self, network: &Network, route: &Route) -> u16 {
         match self {

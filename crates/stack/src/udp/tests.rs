@@ -5,7 +5,7 @@ use crate::ip::{InputResult, ParsedFrame};
 use crate::link::LinkConfig;
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::wire::ethernet::EtherType;
-use crate::wire::{MacAddr, icmpv4, ipv4, protocol};
+use crate::wire::{MacAddr, icmpv4, icmpv6, ipv4, protocol};
 use core::net::Ipv4Addr;
 
 const ANY_V4: &str = "0.0.0.0";
@@ -105,6 +105,32 @@ impl Sockets {
         message.emit(&mut out);
         self.receive_frame(&v4_frame(protocol::ICMP, &out));
     }
+}
+
+/// Returns what follows from a "packet too big" message about a connected socket with `options`: the socket's
+/// error, and the path MTU of a socket that is connected afterwards.
+fn report_of_small_mtu(options: UdpOptions, to: SocketAddr) -> (Option<UdpError>, u16) {
+    let mut s = sockets();
+    let any = if to.is_ipv4() { ANY_V4 } else { ANY_V6 };
+    let socket = s.bind_with(any, 7, options).unwrap();
+    s.connect(socket, to).unwrap();
+    s.send(socket, None, &[0; 1000]).unwrap();
+    if to.is_ipv4() {
+        s.peer_sends_error(4, 1300);
+    } else {
+        let sent = s.fixture.sent().pop().unwrap();
+        let message = icmpv6::Message::PacketTooBig { mtu: 1300, quote: &sent[14..] };
+        let mut out = vec![0; message.encoded_len()];
+        message.emit(PEER_V6, OUR_V6, &mut out);
+        s.receive_frame(&frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::ICMPV6, 64, &out)));
+    }
+    let other = s.bind(any, 8);
+    s.connect(other, to).unwrap();
+    let path_mtu = s.udp.path_mtu(s.fixture.now, &mut s.fixture.network, other).unwrap();
+    let error = s.udp.take_error(socket).unwrap();
+    let is_queued = s.udp.take_extended_error(socket, &mut [0; 1500]).is_ok();
+    assert_eq!(is_queued, error.is_some() && (options.recverr_v4 || options.recverr_v6), "{options:?}");
+    (error, path_mtu)
 }
 
 fn datagram(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
@@ -505,6 +531,32 @@ fn recverr_queues_all_errors_with_their_payload() {
     s.peer_sends_error(3, 0);
     s.udp.set_options(with_recverr, options()).unwrap();
     assert_eq!(s.udp.take_extended_error(with_recverr, &mut out), Err(UdpError::WouldBlock));
+}
+
+#[test]
+fn pmtu_discovery_mode_governs_reports_of_routers() {
+    use PmtuDiscovery::{Do, Dont, Interface, Omit, Probe, Want};
+    let too_long = Some(UdpError::TooLong);
+    // Each row: the error over IPv4, the errors over IPv6 without and with `IPV6_RECVERR`, the path MTU.
+    for (pmtu_discovery, v4, v6, v6_recverr, path_mtu) in [
+        (Want, too_long, too_long, too_long, 1300),
+        (Do, too_long, too_long, too_long, 1300),
+        (Probe, too_long, too_long, too_long, 1300),
+        (Dont, None, None, too_long, 1300),
+        (Interface, too_long, None, None, 1500),
+        (Omit, too_long, None, None, 1500),
+    ] {
+        let mode = UdpOptions { pmtu_discovery, ..options() };
+        let (to_v4, to_v6) = (at("10.0.0.2", 1), at("2001:db8::2", 1));
+        for (options, to, expected) in [
+            (mode, to_v4, v4),
+            (UdpOptions { recverr_v4: true, ..mode }, to_v4, v4),
+            (mode, to_v6, v6),
+            (UdpOptions { recverr_v6: true, ..mode }, to_v6, v6_recverr),
+        ] {
+            assert_eq!(report_of_small_mtu(options, to), (expected, path_mtu), "{options:?} {to}");
+        }
+    }
 }
 
 #[test]
