@@ -131,7 +131,8 @@ impl ForwardingState {
         frame: &RxFrame<'_>,
         tx: &mut [Box<dyn TxQueue + Send>],
     ) {
-        let Some([destination, source]) = frame.bytes.first_chunk::<12>().map(addresses) else { return };
+        let Some(header) = frame.bytes.first_chunk::<14>() else { return };
+        let [destination, source] = addresses(header);
         self.learn(now, source, from);
         let meta = meta_of(frame);
         match self.find(now, destination) {
@@ -185,9 +186,9 @@ impl ForwardingState {
     }
 }
 
-/// Returns destination and source address.
-fn addresses(header: &[u8; 12]) -> [[u8; 6]; 2] {
-    let [a, b, c, d, e, f, g, h, i, j, k, l] = *header;
+/// Returns destination and source address of an Ethernet header.
+fn addresses(header: &[u8; 14]) -> [[u8; 6]; 2] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
     [[a, b, c, d, e, f], [g, h, i, j, k, l]]
 }
 
@@ -350,12 +351,22 @@ mod tests {
     #[test]
     fn frames_shorter_than_a_header_are_ignored() {
         let (mut switch, mut devices) = switch(2, &MemoryConfig::default());
-        for len in 0..14 {
-            devices[0].tx.reserve(len).expect("space").fill(0);
+        let header = [[4; 6], [2; 6]].concat().into_iter().chain([8, 0]).collect::<Vec<u8>>();
+        for len in 0..=14 {
+            devices[0].tx.reserve(len).expect("space").copy_from_slice(&header[..len]);
             devices[0].tx.commit(len, TxMeta::default());
+            devices[0].tx.flush(Instant::ZERO);
+            assert_eq!(switch.poll(Instant::ZERO), 1);
+            let is_whole = len == 14;
+            let mut burst = RxBurst::new();
+            devices[1].rx.rx_burst(Instant::ZERO, &mut burst);
+            assert_eq!(
+                (burst.len(), switch.stats().flooded),
+                (is_whole.into(), is_whole.into()),
+                "{len} bytes"
+            );
+            let learned = switch.forwarding.find(Instant::ZERO, [2; 6]);
+            assert_eq!(learned, is_whole.then_some(0), "{len} bytes");
         }
-        devices[0].tx.flush(Instant::ZERO);
-        assert_eq!(switch.poll(Instant::ZERO), 14);
-        assert_eq!(switch.stats().dropped, 0);
     }
 }
