@@ -6,6 +6,7 @@
 mod frames;
 mod wake;
 
+use crate::memory::{MemoryConfig, RssMode, multi_queue};
 use frames::{ReceivedFrame, TestFrame};
 use ginnel_stack::device::{
     BURST_FRAMES_MAX, Device, Label, PayloadPiece, RxBurst, RxFrame, RxQueue, TxClass, TxMeta, TxQueue,
@@ -45,6 +46,15 @@ pub fn run(name: &str, guarantees: Guarantees, make: &mut dyn FnMut() -> (Device
             eprintln!("{name}: {check}: failed");
             std::panic::resume_unwind(panic);
         }
+    }
+}
+
+/// Checks that a layer around a device forwards whether the device computes hashes.
+pub fn check_hash_origin(layer: impl Fn(Device) -> Device) {
+    for (mode, computes_hashes) in [(RssMode::DeliveredHash, true), (RssMode::Hash, false)] {
+        let (_single, mut queues) = multi_queue(&MemoryConfig::default(), 1, mode);
+        let device = layer(queues.remove(0));
+        assert_eq!(device.rx.computes_hashes(), computes_hashes, "{mode:?}");
     }
 }
 

@@ -53,6 +53,10 @@ impl RxQueue for JoinedRx {
         Some(self.epoll.as_raw_fd())
     }
 
+    fn computes_hashes(&self) -> bool {
+        self.queues.iter().all(|queue| queue.computes_hashes())
+    }
+
     /// The queues belong to one interface.
     fn is_gone(&self) -> bool {
         self.queues.iter().any(|queue| queue.is_gone())
@@ -66,5 +70,24 @@ impl RxQueue for JoinedRx {
             others.iter().for_each(|queue| queue.counters(&mut add));
             report(name, sum);
         });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::conformance;
+    use crate::memory::{MemoryConfig, RssMode, multi_queue, pair};
+
+    #[test]
+    fn joined_queues_have_hashes_of_their_origin() {
+        let with_computed_hashes =
+            || multi_queue(&MemoryConfig::default(), 1, RssMode::DeliveredHash).1.remove(0);
+        conformance::check_hash_origin(|device| {
+            join(vec![device, with_computed_hashes()], []).expect("an epoll descriptor")
+        });
+        let (sender_computes, _peer) = pair(MemoryConfig::default());
+        let joined = join(vec![with_computed_hashes(), sender_computes], []).expect("an epoll descriptor");
+        assert!(!joined.rx.computes_hashes(), "a hash of the second queue may be wrong");
     }
 }

@@ -6,7 +6,7 @@ use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
 /// Gives each received frame the label that `label` returns, which is called with the bytes of the frame and
-/// its label.
+/// its label. `label` must keep the hash, because the layer forwards [`RxQueue::computes_hashes`] of `rx`.
 #[must_use]
 pub fn wrap_rx(
     rx: Box<dyn RxQueue + Send>,
@@ -40,6 +40,10 @@ impl<F: FnMut(&[u8], Label) -> Label> RxQueue for RelabelRx<F> {
 
     fn wake_fd(&self) -> Option<RawFd> {
         self.inner.wake_fd()
+    }
+
+    fn computes_hashes(&self) -> bool {
+        self.inner.computes_hashes()
     }
 
     fn is_gone(&self) -> bool {
@@ -122,6 +126,11 @@ mod tests {
             let (rx, tx) = (wrap_rx(left.rx, |_, label| label), wrap_tx(left.tx, |_, label| label));
             (Device { rx, tx }, right)
         });
+    }
+
+    #[test]
+    fn relabelled_device_has_hashes_of_its_origin() {
+        conformance::check_hash_origin(|Device { rx, tx }| Device { rx: wrap_rx(rx, |_, label| label), tx });
     }
 
     #[test]

@@ -214,6 +214,10 @@ impl RxQueue for CaptureRx {
         self.inner.wake_fd()
     }
 
+    fn computes_hashes(&self) -> bool {
+        self.inner.computes_hashes()
+    }
+
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
     }

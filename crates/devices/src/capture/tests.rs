@@ -111,6 +111,13 @@ fn captured_device_conforms() {
 }
 
 #[test]
+fn captured_device_has_hashes_of_its_origin() {
+    let directory = Directory::new("hashes");
+    let config = CaptureConfig::new(directory.file("trace.pcapng"));
+    conformance::check_hash_origin(|device| wrap(device, &config).expect("a capture"));
+}
+
+#[test]
 fn capture_contains_both_directions_with_valid_checksums() {
     let directory = Directory::new("both");
     let path = directory.file("trace.pcapng");

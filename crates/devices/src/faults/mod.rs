@@ -250,6 +250,11 @@ impl RxQueue for FaultsRx {
         self.inner.wake_fd()
     }
 
+    // The link drops labels, so no frame has a hash that would have to be checked.
+    fn computes_hashes(&self) -> bool {
+        true
+    }
+
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::conformance::{self, Guarantees};
 use crate::memory::{MemoryConfig, pair};
+use ginnel_stack::device::Label;
 
 const GUARANTEES: Guarantees = Guarantees { back_pressure: true, uncut_super_frame_bytes: 0, labels: false };
 
@@ -22,6 +23,19 @@ fn slow_link_conforms_below_its_queue_limit() {
     let spec = "delay=300us jitter=100us rate=5gbit limit=100000000";
     let guarantees = Guarantees { back_pressure: false, ..GUARANTEES };
     conformance::run("faults with delay", guarantees, &mut || wrapped(spec, MemoryConfig::default()));
+}
+
+#[test]
+fn frames_of_a_link_need_no_hash_check() {
+    let (mut left, mut right) = pair(MemoryConfig::default());
+    let label = Label::new(Some(7), 0);
+    send(&mut right, Instant::ZERO, &[1; 60], TxMeta { label, ..TxMeta::NONE });
+    left = wrap(left, &LinkSpec::parse("").expect("valid"), 1);
+    let mut burst = RxBurst::new();
+    left.rx.rx_burst(Instant::ZERO, &mut burst);
+    assert_eq!((burst.len(), burst[0].label), (1, Label::NONE));
+    drop(burst);
+    assert!(left.rx.computes_hashes());
 }
 
 fn send(device: &mut Device, now: Instant, frame: &[u8], meta: TxMeta) {

@@ -70,6 +70,10 @@ impl<S: FrameSink> RxQueue for MirrorRx<S> {
         self.inner.wake_fd()
     }
 
+    fn computes_hashes(&self) -> bool {
+        self.inner.computes_hashes()
+    }
+
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
     }

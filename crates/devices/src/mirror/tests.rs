@@ -48,6 +48,11 @@ fn mirrored_device_conforms() {
 }
 
 #[test]
+fn mirrored_device_has_hashes_of_its_origin() {
+    conformance::check_hash_origin(|device| mirrored(device, 0).0);
+}
+
+#[test]
 fn both_directions_are_mirrored() {
     let (left, mut right) = pair(MemoryConfig::default());
     let (mut left, [mut received, mut sent]) = mirrored(left, 0);
