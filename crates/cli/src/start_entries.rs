@@ -51,7 +51,9 @@ pub fn write_machine_limits(config: &Config) {
 
 /// Describes which limits of the machine admit fewer processes than `clients_max`.
 pub fn machine_limits(clients_max: u64, shards: u64, descriptors: u64, mappings: u64) -> Vec<String> {
-    let by_descriptors = descriptors.saturating_sub(OTHER_DESCRIPTORS) / (2 + shards);
+    // The broker keeps the connection of a process and its pidfd. Each shard keeps the process's memory and
+    // the descriptor that wakes the process.
+    let by_descriptors = descriptors.saturating_sub(OTHER_DESCRIPTORS) / (2 + 2 * shards);
     let by_mappings = mappings.saturating_sub(OTHER_MAPPINGS) / shards;
     let limit = |processes: u64, cause: String| {
         (processes < clients_max).then(|| {
@@ -184,10 +186,10 @@ mod tests {
         let few = machine_limits(4096, 1, 1024, 65_530);
         assert_eq!(few.len(), 1);
         assert!(
-            few[0].starts_with("about 336 processes can attach, not channel.clients_max (4096): the hard")
+            few[0].starts_with("about 252 processes can attach, not channel.clients_max (4096): the hard")
         );
         let several = machine_limits(65_535, 4, 20_000, 65_530);
-        assert!(several[0].starts_with("about 3330 processes"), "{several:?}");
+        assert!(several[0].starts_with("about 1998 processes"), "{several:?}");
         assert!(several[1].starts_with("about 16126 processes") && several[1].contains("vm.max_map_count"));
     }
 }
