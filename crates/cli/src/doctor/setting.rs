@@ -141,7 +141,8 @@ impl SettingKey {
                 let rest = value.strip_prefix("adaptive-rx=").and_then(|rest| rest.split_once(' '));
                 let (adaptive, rest) = rest.ok_or_else(invalid)?;
                 let [rx_usecs, rx_frames] = numbers(rest, ["rx-usecs", "rx-frames"]).ok_or_else(invalid)?;
-                let values = Coalescing { adaptive_rx: adaptive == "on", rx_usecs, rx_frames };
+                let adaptive_rx = parse_switch(adaptive).ok_or_else(invalid)?;
+                let values = Coalescing { adaptive_rx, rx_usecs, rx_frames };
                 ethtool::set_coalescing(self.interface()?, values)
             }
             Setting::Indirection => {
@@ -151,7 +152,10 @@ impl SettingKey {
                 };
                 ethtool::set_indirection(self.interface()?, &queues.ok_or_else(invalid)?)
             }
-            Setting::Feature(name) => ethtool::set_feature(self.interface()?, name, value == "on"),
+            Setting::Feature(name) => {
+                let on = parse_switch(value).ok_or_else(invalid)?;
+                ethtool::set_feature(self.interface()?, name, on)
+            }
             Setting::File(path) | Setting::Mask(path) | Setting::Choice(path) => {
                 fs::write(checked(path)?, value)
             }
@@ -196,6 +200,15 @@ fn numbers<const N: usize>(text: &str, names: [&str; N]) -> Option<[u32; N]> {
     words.next().is_none().then_some(found)
 }
 
+/// Parses `on` or `off`.
+fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
+}
+
 /// Returns the word in brackets.
 pub fn chosen(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
@@ -214,6 +227,27 @@ mod tests {
         assert_eq!(table_value(&[0, 1, 0, 1], 3), "0 1 0 1");
         assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
         assert_eq!(chosen("always"), None);
+    }
+
+    #[test]
+    fn damaged_values_are_not_written() {
+        // No interface has this name, so a value that is accepted ends with another error.
+        let interface = Some("no-such-nic".to_owned());
+        let error_of = |setting: Setting, value: &str| {
+            let key = SettingKey { interface: interface.clone(), setting };
+            key.write(value).unwrap_err().kind()
+        };
+        let feature = || Setting::Feature("rx-gro".into());
+        for value in ["", "of", "On", "on ", "1"] {
+            assert_eq!(error_of(feature(), value), ErrorKind::InvalidInput, "{value:?}");
+            let coalescing = format!("adaptive-rx={value} rx-usecs=20 rx-frames=0");
+            assert_eq!(error_of(Setting::Coalescing, &coalescing), ErrorKind::InvalidInput, "{value:?}");
+        }
+        for value in ["on", "off"] {
+            assert_ne!(error_of(feature(), value), ErrorKind::InvalidInput, "{value:?}");
+            let coalescing = format!("adaptive-rx={value} rx-usecs=20 rx-frames=0");
+            assert_ne!(error_of(Setting::Coalescing, &coalescing), ErrorKind::InvalidInput, "{value:?}");
+        }
     }
 
     #[test]
