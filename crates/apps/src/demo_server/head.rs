@@ -3,7 +3,7 @@
 use crate::httpd::head::trim;
 
 /// Fields that belong to one connection, even if `Connection` does not name them.
-const HOP_BY_HOP: [&[u8]; 4] = [b"connection", b"keep-alive", b"proxy-connection", b"upgrade"];
+const HOP_BY_HOP: [&[u8]; 5] = [b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade"];
 /// Fields that are relayed even if `Connection` names them: without them, the message would have another
 /// framing or destination.
 const ALWAYS_RELAYED: [&[u8]; 3] = [b"host", b"content-length", b"transfer-encoding"];
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn fields_of_one_hop_are_replaced() {
         let head = "\r\nGET / HTTP/1.1\r\nHost: a\r\nconnection: X-Mine , upgrade,Host\r\nKeep-Alive: 5\r\n\
-                    Upgrade: h2c\r\nX-Mine: 1\r\nX-Yours: 2\r\nProxy-Connection: x\r\n\r\n";
+                    Upgrade: h2c\r\nX-Mine: 1\r\nX-Yours: 2\r\nTe: trailers\r\nProxy-Connection: x\r\n\r\n";
         let expected = "GET / HTTP/1.1\r\nHost: a\r\nX-Yours: 2\r\nVia: x\r\nConnection: close\r\n\r\n";
         assert_eq!(rewritten(head, false, false), expected);
         assert!(rewritten(head, true, false).ends_with("Connection: keep-alive\r\n\r\n"));
