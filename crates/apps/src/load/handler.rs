@@ -47,14 +47,32 @@ pub struct LoadHandler<J: LoadJob = Job> {
 /// Maps slots to connections and back.
 #[derive(Default)]
 struct Links {
-    conn_of: Vec<Option<Conn>>,
+    conn_of: Vec<Option<LinkedConn>>,
     slot_of: Vec<u32>,
+}
+
+/// The connection of a slot.
+#[derive(Clone, Copy)]
+struct LinkedConn {
+    conn: Conn,
+    is_established: bool,
 }
 
 impl Links {
     fn slot(&self, conn: Conn) -> Option<u32> {
         let slot = *self.slot_of.get(conn.index() as usize)?;
-        (*self.conn_of.get(slot as usize)? == Some(conn)).then_some(slot)
+        (self.conn(slot)? == conn).then_some(slot)
+    }
+
+    fn conn(&self, slot: u32) -> Option<Conn> {
+        let linked = (*self.conn_of.get(slot as usize)?)?;
+        Some(linked.conn)
+    }
+
+    fn set_established(&mut self, slot: u32) {
+        if let Some(Some(linked)) = self.conn_of.get_mut(slot as usize) {
+            linked.is_established = true;
+        }
     }
 
     fn link(&mut self, slot: u32, conn: Conn) {
@@ -65,11 +83,11 @@ impl Links {
         if self.slot_of.len() <= c {
             self.slot_of.resize(c + 1, NO_SLOT);
         }
-        self.conn_of[s] = Some(conn);
+        self.conn_of[s] = Some(LinkedConn { conn, is_established: false });
         self.slot_of[c] = slot;
     }
 
-    fn unlink(&mut self, slot: u32) -> Option<Conn> {
+    fn unlink(&mut self, slot: u32) -> Option<LinkedConn> {
         self.conn_of.get_mut(slot as usize)?.take()
     }
 }
@@ -199,6 +217,7 @@ impl<J: LoadJob> Handler for LoadHandler<J> {
 
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
         if let Some(slot) = self.links.slot(conn) {
+            self.links.set_established(slot);
             self.act(cx, |session, now, net| session.connected(slot, now, net));
         }
     }
@@ -225,8 +244,9 @@ impl<J: LoadJob> Handler for LoadHandler<J> {
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
         if let Some(slot) = self.links.slot(conn) {
-            self.links.unlink(slot);
-            self.act(cx, |session, now, net| session.ended(slot, failure(reason), now, net));
+            let is_established = self.links.unlink(slot).is_some_and(|linked| linked.is_established);
+            let failure = failure(reason, is_established);
+            self.act(cx, |session, now, net| session.ended(slot, failure, now, net));
         }
     }
 
@@ -248,9 +268,11 @@ impl<J: LoadJob> Handler for LoadHandler<J> {
     }
 }
 
-const fn failure(reason: CloseReason) -> Failure {
+/// Returns the failure of a connection that ended for `reason`.
+const fn failure(reason: CloseReason, is_established: bool) -> Failure {
     match reason {
         CloseReason::Refused => Failure::Refused,
+        CloseReason::TimedOut if is_established => Failure::Timeout,
         CloseReason::TimedOut => Failure::ConnectTimeout,
         CloseReason::HostUnreachable
         | CloseReason::NetUnreachable
@@ -288,21 +310,21 @@ impl Network for ShardNetwork<'_, '_> {
     }
 
     fn send(&mut self, slot: u32, bytes: &[u8]) -> usize {
-        match self.links.conn_of.get(slot as usize) {
+        match self.links.conn(slot) {
             // A closed connection sends nothing; `closed` will be called.
-            Some(Some(conn)) => self.cx.send(*conn, bytes).unwrap_or(0),
-            _ => 0,
+            Some(conn) => self.cx.send(conn, bytes).unwrap_or(0),
+            None => 0,
         }
     }
 
     fn close(&mut self, slot: u32) {
-        if let Some(conn) = self.links.unlink(slot) {
+        if let Some(LinkedConn { conn, .. }) = self.links.unlink(slot) {
             let _ = self.cx.close(conn); // gone already: nothing to close
         }
     }
 
     fn abort(&mut self, slot: u32) {
-        if let Some(conn) = self.links.unlink(slot) {
+        if let Some(LinkedConn { conn, .. }) = self.links.unlink(slot) {
             let _ = self.cx.abort(conn); // gone already: nothing to reset
         }
     }

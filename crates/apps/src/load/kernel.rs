@@ -36,8 +36,8 @@ struct Socket {
 struct KernelNetwork {
     epoll: OwnedFd,
     sockets: Vec<Socket>,
-    /// Connections whose send failed.
-    broken: Vec<(u32, u32)>,
+    /// Connections whose send failed: slot, generation and the failure.
+    broken: Vec<(u32, u32, Failure)>,
     nodelay: bool,
 }
 
@@ -83,7 +83,7 @@ impl KernelNetwork {
 
 impl Network for KernelNetwork {
     fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
-        self.open(slot, to, from).map_err(failure)
+        self.open(slot, to, from).map_err(connect_failure)
     }
 
     fn send(&mut self, slot: u32, bytes: &[u8]) -> usize {
@@ -92,8 +92,8 @@ impl Network for KernelNetwork {
         match net::send(fd, bytes, net::SendFlags::NOSIGNAL) {
             Ok(n) => n,
             Err(Errno::AGAIN | Errno::INTR) => 0,
-            Err(_) => {
-                self.broken.push((slot, socket.generation));
+            Err(error) => {
+                self.broken.push((slot, socket.generation, send_failure(error)));
                 0
             }
         }
@@ -112,13 +112,30 @@ impl Network for KernelNetwork {
     }
 }
 
-const fn failure(error: Errno) -> Failure {
+/// Returns the failure of a connection that was not established.
+const fn connect_failure(error: Errno) -> Failure {
     match error {
         Errno::CONNREFUSED => Failure::Refused,
         Errno::TIMEDOUT => Failure::ConnectTimeout,
         Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::PERM => Failure::Unreachable,
         Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED => Failure::Reset,
         _ => Failure::Exhausted,
+    }
+}
+
+/// Returns the failure of an established connection that cannot receive.
+const fn receive_failure(error: Errno) -> Failure {
+    match error {
+        Errno::TIMEDOUT => Failure::Timeout,
+        other => connect_failure(other),
+    }
+}
+
+/// Returns the failure of an established connection that cannot send.
+const fn send_failure(error: Errno) -> Failure {
+    match error {
+        Errno::TIMEDOUT => Failure::Timeout,
+        _ => Failure::Reset,
     }
 }
 
@@ -229,9 +246,10 @@ impl<S: LoadSession> KernelWorker<S> {
                     self.session.connected(slot, now, &mut self.net);
                 }
                 Ok(Ok(())) => return,
-                Ok(Err(error)) | Err(error) => return self.end(slot, failure(error), now),
+                Ok(Err(error)) | Err(error) => return self.end(slot, connect_failure(error), now),
             }
-        } else if flags.contains(epoll::EventFlags::OUT) {
+        } else if flags.contains(epoll::EventFlags::OUT) && !flags.contains(epoll::EventFlags::ERR) {
+            // After an error a send would only take the error away from `read`.
             self.session.writable(slot, now, &mut self.net);
         }
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
@@ -255,7 +273,7 @@ impl<S: LoadSession> KernelWorker<S> {
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
-                Err(error) => return self.end(slot, failure(error), now),
+                Err(error) => return self.end(slot, receive_failure(error), now),
             }
         }
     }
@@ -266,9 +284,9 @@ impl<S: LoadSession> KernelWorker<S> {
     }
 
     fn end_broken(&mut self, now: Instant) {
-        while let Some((slot, generation)) = self.net.broken.pop() {
+        while let Some((slot, generation, failure)) = self.net.broken.pop() {
             if self.net.is_current(slot, generation) {
-                self.end(slot, Failure::Reset, now);
+                self.end(slot, failure, now);
             }
         }
     }

@@ -5,6 +5,7 @@ mod iot;
 mod limits;
 mod placements;
 mod proxy;
+mod vanished;
 
 /// Defines the tests twice: with each application in its shard's thread, and with each in a thread of its
 /// own.

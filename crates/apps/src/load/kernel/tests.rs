@@ -1,11 +1,14 @@
 //! Runs the generator against a small server on the kernel's own sockets, over loopback.
 
 use super::super::options::tests::job;
+use super::super::stats::Failure;
 use super::super::{Report, measure_on_kernel};
+use super::{connect_failure, receive_failure, send_failure};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use ginnel::StopFlag;
 use ginnel_testkit::steal;
+use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -82,6 +85,16 @@ fn short_connections_are_answered() {
     assert_eq!(report.latency_ns.total.count, 500);
     assert!(report.failures.is_empty() && report.latency_ns.connect.count > 0);
     assert_eq!(server.accepted.load(Ordering::Relaxed), 500);
+}
+
+#[test]
+fn connect_timeouts_differ_from_later_timeouts() {
+    assert_eq!(connect_failure(Errno::TIMEDOUT), Failure::ConnectTimeout);
+    assert_eq!(receive_failure(Errno::TIMEDOUT), Failure::Timeout);
+    assert_eq!(send_failure(Errno::TIMEDOUT), Failure::Timeout);
+    for error in [Errno::CONNRESET, Errno::PIPE] {
+        assert_eq!([receive_failure(error), send_failure(error)], [Failure::Reset; 2]);
+    }
 }
 
 #[test]
