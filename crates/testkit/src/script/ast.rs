@@ -96,6 +96,13 @@ pub struct Directives {
     pub remote_isn: u32,
     /// True if payload is compared with the expected pattern (`// payload: any` disables this).
     pub check_payload: bool,
+    /// True if packets after the last expected one are unexpected (`// rest: any` disables this).
+    pub check_rest: bool,
+    /// True if PSH is compared (`// push: any` disables this).
+    pub check_push: bool,
+    /// Payload bytes of the segments of which the device merged an inbound packet with more payload (`// gso:
+    /// 1000`); `None` if the device merges no segments.
+    pub gso: Option<u16>,
 }
 
 /// Name of the sysctl that selects the congestion control.
@@ -120,6 +127,9 @@ impl Default for Directives {
             mtu: 1500,
             remote_isn: 0x3b9a_ca00,
             check_payload: true,
+            check_rest: true,
+            check_push: true,
+            gso: None,
         }
     }
 }

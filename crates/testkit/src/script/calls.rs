@@ -81,6 +81,20 @@ pub enum Op {
         /// Flags.
         flags: MsgFlags,
     },
+    /// `sendmsg(4, {msg_iov=[40, 20]}, flags)`.
+    SendMessage {
+        /// Socket.
+        fd: Fd,
+        /// Bytes of each part of the message.
+        parts: Vec<usize>,
+        /// Flags.
+        flags: MsgFlags,
+    },
+    /// `connect(4, AF_UNSPEC, ...)`: dissolves the association of the socket.
+    Disconnect {
+        /// Socket.
+        fd: Fd,
+    },
     /// `close`.
     Close {
         /// Socket.
@@ -147,6 +161,8 @@ impl Op {
             | Self::Receive { fd, .. }
             | Self::Send { fd, .. }
             | Self::SendTo { fd, .. }
+            | Self::SendMessage { fd, .. }
+            | Self::Disconnect { fd }
             | Self::Close { fd }
             | Self::Shutdown { fd, .. }
             | Self::SetOption { fd, .. }

@@ -32,10 +32,16 @@ pub fn run(script: &Script, target: Target, backend: &mut dyn Backend) -> Result
         streams: BTreeMap::new(),
         latest_fd: None,
         pending: Vec::new(),
+        expects_packets: true,
     };
     let mut line = 0;
     let mut result = Ok(());
-    for event in script.events(target) {
+    let events = script.events(target);
+    let is_outbound = |event: &Event| matches!(event.kind, EventKind::Outbound(_));
+    let mut expected = events.iter().filter(|event| is_outbound(event)).count();
+    for event in events {
+        runner.expects_packets = script.directives.check_rest || expected > 0;
+        expected -= usize::from(is_outbound(&event));
         line = event.line;
         result = runner.event(&event);
         if result.is_err() {
@@ -43,6 +49,7 @@ pub fn run(script: &Script, target: Target, backend: &mut dyn Backend) -> Result
         }
     }
     if result.is_ok() {
+        runner.expects_packets = script.directives.check_rest;
         result = runner.finish();
     }
     result.map_err(|message| Failure {
@@ -88,6 +95,8 @@ struct Runner<'a> {
     /// The descriptor that was connected or accepted last.
     latest_fd: Option<Fd>,
     pending: Vec<PendingCall>,
+    /// False after the last expected packet if the script ignores the packets after it (`// rest: any`).
+    expects_packets: bool,
 }
 
 type StepResult = Result<(), String>;
@@ -144,6 +153,9 @@ impl Runner<'_> {
     }
 
     fn check_nothing_unmatched(&mut self) -> StepResult {
+        if !self.expects_packets {
+            self.unmatched.clear();
+        }
         let Some((at, segment)) = self.unmatched.pop_front() else { return Ok(()) };
         let text = self.actual_text(&segment);
         self.history.add(at, &format!(">{text}"));
@@ -193,7 +205,7 @@ impl Runner<'_> {
             self.receive(limit)?;
         }
         self.check_finished_calls()?;
-        let Some((at, segment)) = self.unmatched.pop_front() else {
+        let Some((at, mut segment)) = self.unmatched.pop_front() else {
             return Err(match bound {
                 Duration::MAX => {
                     format!("no packet arrived within {} s; expected >{packet}", ANY_TIME_MAX.as_secs())
@@ -212,8 +224,11 @@ impl Runner<'_> {
         if let Some(flow) = self.flows.get_mut(&number).filter(|flow| flow.matches(&segment)) {
             flow.learn(expected, &segment);
         }
-        let text = self.actual_text(&segment);
+        let mut text = self.actual_text(&segment);
         self.history.add(at, &format!(">{text}"));
+        if self.append_segments(&mut segment, expected)? {
+            text = self.actual_text(&segment);
+        }
         let Some(flow) = self.flows.get(&number).filter(|flow| flow.matches(&segment)) else {
             return Err(format!("packet of another connection\n  expected >{packet}\n  actual   >{text}"));
         };
@@ -237,6 +252,41 @@ impl Runner<'_> {
         }
         self.last = at;
         Ok(())
+    }
+
+    /// Appends the segments that follow `first` as long as a device could have made them of one packet that is
+    /// no longer than the expected one (segmentation offload): they arrive at once, are contiguous, have the
+    /// length of the first segment except the last one, and differ only in the flags of the first and the last
+    /// one. Returns whether any was appended.
+    fn append_segments(&mut self, first: &mut WireSegment, expected: &Segment) -> Result<bool, String> {
+        let size = first.payload.len();
+        let mut is_merged = false;
+        if size == 0 || first.flags.has(Flags::SYN) {
+            return Ok(false);
+        }
+        while first.payload.len() < expected.len as usize && first.payload.len().is_multiple_of(size) {
+            if self.unmatched.is_empty() {
+                let limit = self.backend.now() + self.script.directives.tolerance;
+                self.receive(limit)?;
+            }
+            let end = first.seq.wrapping_add(first.payload.len() as u32);
+            let Some((at, next)) = self.unmatched.pop_front_if(|(_, next)| {
+                (next.src_port, next.dst_port) == (first.src_port, first.dst_port)
+                    && (next.seq, next.ack, next.window) == (end, first.ack, first.window)
+                    && (1..=size).contains(&next.payload.len())
+                    && !next.flags.has(Flags::SYN)
+            }) else {
+                break;
+            };
+            let text = self.actual_text(&next);
+            self.history.add(at, &format!(">{text}"));
+            // Segmentation sets CWR on the first segment, and PSH with FIN on the last one.
+            let last = Flags::PSH.with(Flags::FIN).0;
+            first.flags = Flags(first.flags.0 & !last | next.flags.0 & last);
+            first.payload.extend(next.payload);
+            is_merged = true;
+        }
+        Ok(is_merged)
     }
 
     /// Returns the names of the fields in which a segment differs from the expected one.
@@ -264,7 +314,7 @@ impl Runner<'_> {
         let may_push = self.target.backend == BackendKind::Kernel
             && (!wire.payload.is_empty() || wire.flags.has(Flags::FIN));
         let checks = [
-            ("flags", flags_match(expected.flags, actual.flags, may_push)),
+            ("flags", flags_match(expected.flags, actual.flags, may_push, self.script.directives.check_push)),
             ("sequence number", expected.seq == actual.seq),
             ("length", expected.len == actual.len),
             ("acknowledgement number", expected.ack == actual.ack),
@@ -341,6 +391,10 @@ impl Runner<'_> {
                 let start = self.streams.entry(fd).or_default().written;
                 (0..len as u64).map(|i| local_byte(start + i)).collect()
             }
+            Op::SendMessage { fd, ref parts, .. } => {
+                let start = self.streams.entry(fd).or_default().written;
+                (0..parts.iter().sum::<usize>() as u64).map(|i| local_byte(start + i)).collect()
+            }
             _ => Vec::new(),
         };
         (new_fd, data)
@@ -403,10 +457,10 @@ impl Runner<'_> {
     fn check_detail(&mut self, call: &Call, returned: &CallResult) -> StepResult {
         let done = u64::try_from(returned.value).unwrap_or(0);
         match &call.op {
-            Op::Send { fd, .. } | Op::SendTo { fd, .. } => {
+            Op::Send { fd, .. } | Op::SendTo { fd, .. } | Op::SendMessage { fd, .. } => {
                 self.streams.entry(*fd).or_default().written += done
             }
-            Op::Close { fd } => {
+            Op::Close { fd } | Op::Disconnect { fd } => {
                 self.streams.remove(fd);
             }
             Op::Receive { fd, flags, .. } if !flags.has(libc::MSG_OOB) => {
@@ -480,7 +534,10 @@ impl Runner<'_> {
 /// Returns whether the flags match. PSH must be set where the script has it (RFC 9293 §3.9.1.2: on the last
 /// segment of a send). With `may_push`, PSH may be set additionally: the kernel sets it on further segments
 /// with data or FIN.
-fn flags_match(expected: Flags, actual: Flags, may_push: bool) -> bool {
+fn flags_match(expected: Flags, actual: Flags, may_push: bool, check_push: bool) -> bool {
+    if !check_push {
+        return expected.with(Flags::PSH) == actual.with(Flags::PSH);
+    }
     expected == actual || may_push && expected.with(Flags::PSH) == actual
 }
 

@@ -81,6 +81,17 @@ pub struct WireIcmp {
     pub quoted_ttl: u8,
 }
 
+/// Returns the length of the IP and TCP headers of a TCP packet with more than `size` bytes of payload; `None`
+/// for other packets.
+pub fn headers_of_merged(packet: &[u8], size: u16) -> Option<u16> {
+    let (ip, protocol) = match packet.first()? >> 4 {
+        4 => (usize::from(packet[0] & 15) * 4, *packet.get(9)?),
+        _ => (40, *packet.get(6)?),
+    };
+    let headers = ip + usize::from(*packet.get(ip + 12)? >> 4) * 4;
+    (protocol == TCP && packet.len() > headers + usize::from(size)).then_some(headers as u16)
+}
+
 fn ones_complement_sum(bytes: &[u8], start: u32) -> u32 {
     let sum = bytes.chunks(2).fold(u64::from(start), |sum, pair| {
         sum + u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]))

@@ -8,6 +8,7 @@ use ginnel_testkit::script::ast::{IpVersion, Script, Target};
 use ginnel_testkit::script::backend::{Backend, FinishedCall, SentPacket};
 use ginnel_testkit::script::calls::{CallResult, Fd, Op, OptionValue};
 use ginnel_testkit::script::flow::SERVER_PORT;
+use ginnel_testkit::script::ginnel::FIXED;
 use ginnel_testkit::script::kernel::tcp_info;
 use ginnel_testkit::script::names::{Errno, PollEvents, ShutdownHow, SocketIoctl};
 use ginnel_testkit::script::wire::addresses;
@@ -119,7 +120,8 @@ impl LibraryBackend {
         let mut flags = format!("proc=off,slack=0,local={local},mtu={}", script.directives.mtu);
         for (name, value) in &script.directives.sysctls {
             // The stack always behaves like this.
-            if name != "net.ipv4.tcp_tw_reuse" {
+            let short = name.trim_start_matches("net.ipv4.tcp_");
+            if short != "tw_reuse" && FIXED.iter().all(|(fixed, _)| *fixed != short) {
                 flags += &format!(",{name}={}", value.replace(' ', ":"));
             }
         }
@@ -353,6 +355,25 @@ impl Caller {
                 let (name, len) = socket_address(SocketAddr::new(self.remote, SERVER_PORT));
                 let (flags, bytes) = (flags.0 | libc::MSG_NOSIGNAL, data.as_ptr().cast());
                 call_result(call!(i, sendto, fd, bytes, data.len(), flags, name.as_ptr().cast(), len) as i64)
+            }
+            Op::SendMessage { parts, flags, .. } => {
+                let mut rest = data;
+                let mut parts: Vec<libc::iovec> = parts
+                    .iter()
+                    .map(|len| {
+                        let (part, after) = rest.split_at(*len);
+                        rest = after;
+                        libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: *len }
+                    })
+                    .collect();
+                // SAFETY: zeros are a valid message without parts, name and control data.
+                let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+                (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len());
+                call_result(call!(i, sendmsg, fd, &raw const message, flags.0 | libc::MSG_NOSIGNAL) as i64)
+            }
+            Op::Disconnect { .. } => {
+                let name = [0u8; 16];
+                call_result(call!(i, connect, fd, name.as_ptr().cast(), name.len() as u32).into())
             }
             Op::Shutdown { how, .. } => {
                 let how = match how {

@@ -22,6 +22,18 @@ pub fn from_directives(directives: &Directives) -> Result<StackConfig, String> {
     Ok(config)
 }
 
+/// Sysctls of the kernel without a key of the engine, with the value of the engine's behaviour. `*` stands for
+/// sysctls of what the engine does not have: it never defers a segment to send a longer packet later.
+pub const FIXED: [(&str, &str); 7] = [
+    ("dsack", "1"),
+    ("fack", "0"),
+    ("recovery", "1"),
+    ("pacing_ss_ratio", "200"),
+    ("pacing_ca_ratio", "120"),
+    ("notsent_lowat", "4294967295"),
+    ("tso_win_divisor", "*"),
+];
+
 fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
     let number = || value.parse::<u32>().map_err(|e| e.to_string());
     let small = || value.parse::<u8>().map_err(|e| e.to_string());
@@ -41,6 +53,10 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
             let [_, usual, largest] = sizes[..] else { return Err("not three sizes".into()) };
             tcp.recv_window_first_bytes = usual / 2;
             tcp.recv_buffer_bytes = largest;
+        }
+        "wmem" => {
+            let largest = value.split_whitespace().nth(2).and_then(|word| word.parse().ok());
+            tcp.send_buffer_bytes = largest.ok_or("not three sizes")?;
         }
         "synack_retries" => tcp.synack_retries = small()?,
         "syn_retries" => tcp.syn_retries = small()?,
@@ -98,7 +114,11 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
                 _ => return Err("not a mode of the engine".into()),
             }
         }
-        _ => return Err("the engine has no such key".into()),
+        name => match FIXED.iter().find(|(fixed, _)| *fixed == name) {
+            Some((_, always)) if *always == "*" || *always == value => {}
+            Some((_, always)) => return Err(format!("the engine always behaves as with {always}")),
+            None => return Err("the engine has no such key".into()),
+        },
     }
     Ok(())
 }

@@ -8,14 +8,15 @@ use super::assertion::Info;
 use super::ast::{Directives, Target};
 use super::backend::{Backend, FinishedCall, SentPacket};
 use super::calls::{CallResult, Fd, Op};
-use super::wire::addresses;
+use super::wire::{addresses, headers_of_merged};
 use core::time::Duration;
-use ginnel_stack::device::{Capabilities, RxBurst, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Gso, GsoKind, RxBurst, RxFrame, TxMeta, TxQueue};
 use ginnel_stack::handle::PortId;
 use ginnel_stack::link::LinkConfig;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
+pub use config::FIXED;
 use sockets::{CallProgress, EngineSockets};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,6 +80,8 @@ struct BlockedCall {
 pub struct GinnelBackend {
     stack: Stack,
     port: PortId,
+    /// Payload bytes of the segments of which an inbound packet was merged (`// gso`).
+    gso: Option<u16>,
     now: Duration,
     sent: SentFrames,
     queue: VecDeque<SentPacket>,
@@ -112,6 +115,7 @@ impl GinnelBackend {
         let mut ginnel = Self {
             stack,
             port,
+            gso: directives.gso,
             now: Duration::ZERO,
             sent,
             queue: VecDeque::new(),
@@ -127,12 +131,21 @@ impl GinnelBackend {
         Instant::ZERO + CLOCK_START + self.now
     }
 
+    /// Returns how a device describes a frame that it merged of segments (`// gso`).
+    fn merged(&self, frame: &[u8]) -> Option<Gso> {
+        let size = self.gso?;
+        let packet = frame.get(ETHERNET_BYTES..)?;
+        let headers = headers_of_merged(packet, size)?;
+        let kind = if packet[0] >> 4 == 4 { GsoKind::Tcp4 } else { GsoKind::Tcp6 };
+        Some(Gso { kind, size, header_len: headers + ETHERNET_BYTES as u16, ecn: false })
+    }
+
     /// Runs one turn of a shard, with at most one received frame.
     fn turn(&mut self, frame: Option<&[u8]>) {
         let now = self.instant();
         if let Some(bytes) = frame {
             let mut burst = RxBurst::new();
-            burst.push(RxFrame::new(bytes));
+            burst.push(RxFrame { gso: self.merged(bytes), ..RxFrame::new(bytes) });
             self.stack.receive(now, self.port, &burst);
             self.sockets.take_events(&mut self.stack);
             self.stack.finish_burst(&burst);

@@ -362,7 +362,8 @@ impl Socket {
             Op::SendTo { flags, .. } if flags.has(libc::MSG_FASTOPEN) => {
                 self.send_fast(stack, now, SocketAddr::new(ends.1, SERVER_PORT), data)
             }
-            Op::SendTo { flags, .. } => self.send(stack, now, data, *flags),
+            Op::SendTo { flags, .. } | Op::SendMessage { flags, .. } => self.send(stack, now, data, *flags),
+            Op::Disconnect { .. } => self.disconnect(stack),
             Op::Shutdown { how, .. } => self.shutdown(stack, *how),
             Op::SetOption { option, value, .. } => self.set_option(stack, option, value),
             Op::GetOption { option, .. } => match (option.name, self.options.send_buffer_bytes) {
@@ -424,6 +425,16 @@ impl Socket {
             Err(ConnectError::InvalidAddress) => fail(libc::EINVAL),
             Err(_) => fail(libc::ENFILE),
         }
+    }
+
+    fn disconnect(&mut self, stack: &mut Stack) -> CallResult {
+        if let SocketKind::Connected(conn) = self.kind {
+            let _ = stack.abort(conn);
+        }
+        // The addresses and the state are reset, the options stay (`tcp_disconnect`).
+        let options = core::mem::take(&mut self.options);
+        *self = Self { options, ..Self::new(SocketKind::Unconnected) };
+        CallResult::value(0)
     }
 
     fn receive(&mut self, stack: &mut Stack, len: usize, flags: MsgFlags) -> CallResult {

@@ -190,6 +190,21 @@ fn call_on(ip: IpVersion, socket: &OwnedFd, op: &Op, data: &[u8]) -> CallResult 
             let flags = rustix::net::SendFlags::from_bits_retain(flags.0 as u32 | libc::MSG_NOSIGNAL as u32);
             call_result(rustix::net::sendto(fd, data, flags, &to).map_err(Into::into))
         }
+        Op::SendMessage { parts, flags, .. } => {
+            let mut rest = data;
+            let parts: Vec<_> = parts
+                .iter()
+                .map(|len| {
+                    let (part, after) = rest.split_at(*len);
+                    rest = after;
+                    io::IoSlice::new(part)
+                })
+                .collect();
+            let flags = rustix::net::SendFlags::from_bits_retain(flags.0 as u32 | libc::MSG_NOSIGNAL as u32);
+            let mut control = rustix::net::SendAncillaryBuffer::default();
+            call_result(rustix::net::sendmsg(fd, &parts, &mut control, flags).map_err(Into::into))
+        }
+        Op::Disconnect { .. } => unit_result(rustix::net::connect_unspec(fd)),
         Op::Shutdown { how, .. } => unit_result(rustix::net::shutdown(
             fd,
             match how {

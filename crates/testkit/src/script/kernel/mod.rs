@@ -24,6 +24,22 @@ const JIFFY: Duration = Duration::from_millis(4);
 /// Maximum delay of a packet's timestamp because this thread was not scheduled.
 const SCHEDULING_LATENCY: Duration = Duration::from_millis(4);
 
+/// Length of a `virtio_net_hdr`.
+const VNET_HEADER_BYTES: usize = 10;
+
+/// Returns the `virtio_net_hdr` of an inbound packet. If its payload is longer than `size`, the packet was
+/// merged of segments of that many bytes.
+fn vnet_header(packet: &[u8], size: u16) -> [u8; VNET_HEADER_BYTES] {
+    let mut header = [0; VNET_HEADER_BYTES];
+    if let Some(headers) = super::wire::headers_of_merged(packet, size) {
+        // From `linux/virtio_net.h`: VIRTIO_NET_HDR_GSO_TCPV4 and VIRTIO_NET_HDR_GSO_TCPV6.
+        header[1] = if packet[0] >> 4 == 4 { 1 } else { 4 };
+        header[2..4].copy_from_slice(&headers.to_ne_bytes());
+        header[4..6].copy_from_slice(&size.to_ne_bytes());
+    }
+    header
+}
+
 /// Returns why the kernel cannot run scripts here, or `None` if it can.
 pub fn unavailable() -> Option<String> {
     std::thread::spawn(|| {
@@ -59,6 +75,8 @@ pub fn with_backend<R: Send>(
 struct KernelBackend {
     start: Instant,
     tun: OwnedFd,
+    /// Payload bytes of the segments of which an inbound packet was merged (`// gso`).
+    gso: Option<u16>,
     sockets: KernelSockets,
     buffer: Vec<u8>,
     queue: VecDeque<SentPacket>,
@@ -75,6 +93,7 @@ impl KernelBackend {
         Ok(Self {
             start: Instant::now(),
             tun,
+            gso: directives.gso,
             sockets: KernelSockets::new(target.ip, directives.congestion_control()),
             buffer: vec![0; 1 << 16],
             queue: VecDeque::new(),
@@ -87,7 +106,8 @@ impl KernelBackend {
     fn drain(&mut self) {
         while let Ok(len) = rustix::io::read(&self.tun, &mut self.buffer[..]) {
             let at = self.start.elapsed();
-            self.queue.push_back(SentPacket { at, packet: self.buffer[..len].to_vec() });
+            let header = if self.gso.is_some() { VNET_HEADER_BYTES } else { 0 };
+            self.queue.push_back(SentPacket { at, packet: self.buffer[header.min(len)..len].to_vec() });
         }
     }
 }
@@ -113,7 +133,10 @@ impl Backend for KernelBackend {
     fn inject(&mut self, packet: &[u8]) {
         // The kernel processes the packet within this call. It rejects only malformed packets, which it would
         // have dropped anyway.
-        let _ = rustix::io::write(&self.tun, packet);
+        let _ = match self.gso {
+            Some(size) => rustix::io::write(&self.tun, &[&vnet_header(packet, size), packet].concat()),
+            None => rustix::io::write(&self.tun, packet),
+        };
         self.drain();
     }
 

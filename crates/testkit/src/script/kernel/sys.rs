@@ -36,8 +36,9 @@ fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// Creates a TUN device in the current namespace; it carries IP packets without a header.
-pub fn open_tun(name: &str) -> io::Result<OwnedFd> {
+/// Creates a TUN device in the current namespace. It carries IP packets, with a `virtio_net_hdr` before each if
+/// `vnet_header` is set.
+pub fn open_tun(name: &str, vnet_header: bool) -> io::Result<OwnedFd> {
     // SAFETY: the path is a C string; the result is checked before use.
     let fd = check(unsafe {
         libc::open(c"/dev/net/tun".as_ptr(), libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC)
@@ -45,7 +46,8 @@ pub fn open_tun(name: &str) -> io::Result<OwnedFd> {
     // SAFETY: `fd` was just opened and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut request = request(name);
-    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
+    let header = if vnet_header { libc::IFF_VNET_HDR } else { 0 };
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI | header) as i16;
     // SAFETY: TUNSETIFF takes an ifreq, which lives through the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
     Ok(fd)

@@ -21,7 +21,7 @@ pub fn open(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
     for (name, value) in directives.sysctls.iter().filter(|(name, _)| name != CONGESTION_CONTROL) {
         namespace::set_sysctl(name, value)?;
     }
-    let tun = sys::open_tun(DEVICE)?;
+    let tun = sys::open_tun(DEVICE, directives.gso.is_some())?;
     let family = if ip == IpVersion::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
     let control = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     sys::set_mtu(control.as_fd(), DEVICE, directives.mtu)?;

@@ -60,11 +60,17 @@ fn operation(s: &mut Scanner<'_>, name: &str) -> ParseResult<(Op, String)> {
             (Op::Listen { fd, backlog }, format!("{fd}, {backlog}"))
         }
         "accept" | "connect" => {
+            s.expect(",")?;
+            if name == "connect" && s.take_word("AF_UNSPEC") {
+                skip_arguments(s)?;
+                return Ok((Op::Disconnect { fd }, format!("{fd}, AF_UNSPEC, ...")));
+            }
             skip_arguments(s)?;
             let op = if name == "accept" { Op::Accept { fd } } else { Op::Connect { fd } };
             (op, format!("{fd}, ..., ..."))
         }
         "read" | "recv" | "write" | "send" | "sendto" => transfer(s, name, fd)?,
+        "sendmsg" => send_message(s, fd)?,
         "close" => (Op::Close { fd }, fd.to_string()),
         "shutdown" => {
             s.expect(",")?;
@@ -144,6 +150,24 @@ fn transfer(s: &mut Scanner<'_>, name: &str, fd: Fd) -> ParseResult<(Op, String)
         _ => Op::Send { fd, len, flags },
     };
     Ok((op, text))
+}
+
+/// Parses `{msg_iov=[40, 20]}, flags`.
+fn send_message(s: &mut Scanner<'_>, fd: Fd) -> ParseResult<(Op, String)> {
+    for text in [",", "{", "msg_iov", "=", "["] {
+        s.expect(text)?;
+    }
+    let mut parts = Vec::new();
+    while s.at_digit() {
+        parts.push(s.number_as()?);
+        s.take(",");
+    }
+    for text in ["]", "}", ","] {
+        s.expect(text)?;
+    }
+    let (flags, names) = alternatives(s, |n| MsgFlags::from_name(n).map(i64::from))?;
+    let text = format!("{fd}, {{msg_iov={parts:?}}}, {names}");
+    Ok((Op::SendMessage { fd, parts, flags: MsgFlags(flags as i32) }, text))
 }
 
 /// Parses `A|B` or a plain `0`. Returns the value and the text.

@@ -4,7 +4,7 @@ use crate::script::ast::{BackendKind, Difference, Directives, IpVersion};
 use crate::script::scanner::{ParseError, ParseResult, parse_number};
 use core::time::Duration;
 
-const KEYS: &[&str] = &["ip", "sysctl", "differs", "only", "tolerance", "mtu", "isn", "payload"];
+const KEYS: &[&str] = &["ip", "sysctl", "differs", "only", "tolerance", "mtu", "isn", "payload", "push", "rest", "gso"];
 
 /// Parses all comments before the first event. Returns the summary line and the directives.
 pub fn parse(text: &str) -> ParseResult<(String, Directives)> {
@@ -57,6 +57,14 @@ impl Directives {
             "isn" => self.remote_isn = number(value)?,
             "payload" if value == "any" => self.check_payload = false,
             "payload" => return Err(format!("payload: `{value}` is not `any`")),
+            "push" if value == "any" => self.check_push = false,
+            "push" => return Err(format!("push: `{value}` is not `any`")),
+            "rest" if value == "any" => self.check_rest = false,
+            "rest" => return Err(format!("rest: `{value}` is not `any`")),
+            "gso" => match u16::try_from(number(value)?) {
+                Ok(bytes @ 1..) => self.gso = Some(bytes),
+                _ => return Err(format!("gso: `{value}` is not 1 to 65535 bytes")),
+            },
             _ => return Err(format!("unknown key `{key}`")),
         }
         Ok(())

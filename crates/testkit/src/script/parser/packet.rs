@@ -162,8 +162,21 @@ fn tcp_option(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<TcpOpt> 
             TcpOpt::Sack(blocks)
         }
         "hex" => TcpOpt::Raw(hex(s)?),
+        // RFC 7413 §4.1.1: without a cookie, the option requests one.
+        "FO" if s.looking_at(",") || s.looking_at(">") => TcpOpt::Raw(vec![FASTOPEN, 2]),
+        "FO" => with_kind(FASTOPEN, &hex(s)?),
+        "md5" => with_kind(MD5_SIGNATURE, &hex(s)?),
         other => return s.error(format!("unknown TCP option `{other}`")),
     })
+}
+
+/// Kind of the TCP Fast Open cookie (RFC 7413 §4.1.1).
+const FASTOPEN: u8 = 34;
+/// Kind of the MD5 signature (RFC 2385 §3.0).
+const MD5_SIGNATURE: u8 = 19;
+
+fn with_kind(kind: u8, value: &[u8]) -> TcpOpt {
+    TcpOpt::Raw([&[kind, value.len() as u8 + 2], value].concat())
 }
 
 fn timestamp(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<TsValue> {
