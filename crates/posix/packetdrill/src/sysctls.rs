@@ -2,7 +2,7 @@
 //! configuration.
 
 use ginnel::config::TcpConfig;
-use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCookies};
+use ginnel_stack::tcp::config::{CongestionControl, FASTOPEN_MASK, EcnMode, MtuProbing, SynCookies};
 use std::path::Path;
 
 /// Directory in which the kernel shows the sysctls.
@@ -85,7 +85,8 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
             tcp.local_port_first = short()?;
             tcp.local_port_last = parse(words.get(1).copied().unwrap_or_default())?;
         }
-        "tcp_fastopen" => tcp.fastopen = number()?,
+        // The kernel ignores bits without a meaning, which the settings of its own scripts have.
+        "tcp_fastopen" => tcp.fastopen = number()? & FASTOPEN_MASK,
         "tcp_fastopen_blackhole_timeout_sec" => tcp.fastopen_blackhole_timeout_seconds = number()?,
         // The kernel shows zeros until it has a key.
         "tcp_fastopen_key" if first == "00000000-00000000-00000000-00000000" => {}
@@ -168,6 +169,7 @@ mod tests {
             ("ip_local_port_range", "1000\t2000\n"),
             ("tcp_tw_reuse_delay", "1\n"),
             ("tcp_ecn", "7\n"),
+            ("tcp_fastopen", "459779\n"),
             ("tcp_syn_retries", "255\n"),
             ("tcp_something_new", "1\n"),
         ] {
@@ -181,6 +183,7 @@ mod tests {
         assert_eq!(tcp.recv_window_first_bytes, 270_000);
         assert_eq!((tcp.local_port_first, tcp.local_port_last), (1000, 2000));
         assert_eq!(tcp.time_wait_reuse_ms, 1);
+        assert_eq!(tcp.fastopen, 0x403, "bits without a meaning are ignored");
         assert_eq!(tcp.congestion_control, CongestionControl::NewReno);
         assert_eq!((tcp.ecn, tcp.syn_retries), (EcnMode::Passive, 6), "unsupported values change nothing");
         assert_eq!(unsupported.len(), 2, "{unsupported:?}");

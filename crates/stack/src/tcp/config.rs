@@ -272,6 +272,9 @@ impl Default for TcpConfig {
     }
 }
 
+/// Bits of [`TcpConfig::fastopen`] that may be set.
+pub const FASTOPEN_MASK: u32 = 0xfff;
+
 impl TcpConfig {
     /// Checks every range. The error names the key.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -333,7 +336,7 @@ impl TcpConfig {
         if self.local_port_last < self.local_port_first {
             return Err(ConfigError::new("tcp.local_port_last", "is below tcp.local_port_first"));
         }
-        within("fastopen", self.fastopen, 0..=0xfff)?;
+        within("fastopen", self.fastopen, 0..=FASTOPEN_MASK)?;
         within("fastopen_cookies_max", self.fastopen_cookies_max, 1..=1_000_000)?;
         within("fastopen_blackhole_timeout_seconds", self.fastopen_blackhole_timeout_seconds, 0..=86_400)?;
         if !self.fastopen_key.is_empty() && super::fastopen::parse_keys(&self.fastopen_key).is_none() {

@@ -254,8 +254,7 @@ impl Tcp {
         if config.mtu_probing == MtuProbing::Off {
             return;
         }
-        let base = Duration::from_millis(config.rto_min_ms.into());
-        let timeout = rtt::give_up_after(self.profile(idx), config.mtu_black_hole_retries, base);
+        let timeout = rtt::give_up_after(self.profile(idx), config.mtu_black_hole_retries);
         let (base, floor) =
             (u32::from(config.mtu_base_segment_bytes), u32::from(config.mtu_floor_segment_bytes));
         let now = self.now;

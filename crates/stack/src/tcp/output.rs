@@ -16,10 +16,6 @@ use super::state::State;
 use crate::events::Event;
 use crate::ip::{Network, TxError};
 use crate::wire::tcp::TcpFlags;
-use core::time::Duration;
-
-/// Longest time for which a cork holds back a partial segment (Linux, tcp(7)).
-const CORK_MAX: Duration = Duration::from_millis(200);
 
 /// Largest payload of a super-frame in bytes: what an IPv4 packet can carry, less headers.
 const GSO_PAYLOAD_MAX: u32 = 65_535 - 120;
@@ -564,15 +560,17 @@ impl Tcp {
         }
         if (c.has(Flags::CORK) || b.msg_more == MsgMore::Expected) && fits {
             if b.rtx_queue.is_empty() {
-                b.cork_deadline.get_or_insert(now + CORK_MAX);
+                // As on Linux, the timer of window probes releases the data (`tcp_check_probe_timer`).
+                let longest = rtt::probe_timeout(c, self.profiles.get(c.profile), 0);
+                b.cork_deadline.get_or_insert(now + longest);
             }
             // Otherwise an acknowledgement or a tail loss probe follows first (`tcp_check_probe_timer`).
             return;
         }
         if b.rtx_queue.is_empty() && b.timer_kind == RetransmitTimer::Off {
             // RFC 9293 §3.8.6.1: without a timer a lost window update would stop both sides forever.
-            let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
-            b.set_timer(RetransmitTimer::Persist, now + rto);
+            let after = rtt::probe_timeout(c, self.profiles.get(c.profile), b.backoff);
+            b.set_timer(RetransmitTimer::Persist, now + after);
         }
     }
 

@@ -49,17 +49,30 @@ pub(crate) fn rto(c: &Tcb, profile: &Profile, backoff: u8) -> Duration {
     Duration::from_micros(rto_us(c, profile, backoff))
 }
 
+/// Linux's `TCP_RTO_MIN`, which bounds window probes (`tcp_probe0_base`) and the time to give up
+/// (`retransmits_timed_out`) whatever the configured minimum of the retransmission time-out is.
+const LINUX_RTO_MIN_US: u64 = 200_000;
+
+/// Returns the time after which a closed window is probed, doubled `backoff` times and bounded (RFC 9293
+/// §3.8.6.1: the first probe follows after the retransmission time-out, and the interval grows
+/// exponentially).
+pub(crate) fn probe_timeout(c: &Tcb, profile: &Profile, backoff: u8) -> Duration {
+    let base = rto_us(c, profile, 0).max(LINUX_RTO_MIN_US);
+    Duration::from_micros((base << backoff.min(20)).min(profile.rto_max_us()))
+}
+
 /// Returns the upper bound of any retransmission time-out.
 pub(crate) fn rto_max(profile: &Profile) -> Duration {
     Duration::from_micros(profile.rto_max_us())
 }
 
 /// Returns how long a transmission and `retries` retransmissions of it wait in total if the time-out doubles
-/// from `base`. Linux bounds attempts by this time, so that a connection with a short round-trip time does
-/// not give up within seconds (RFC 1122 §4.2.3.5 asks for at least 100 s).
-pub(crate) fn give_up_after(profile: &Profile, retries: u8, base: Duration) -> Duration {
+/// from 200 ms. Linux bounds attempts by this time, so that a connection with a short round-trip time or a
+/// smaller minimum of the time-out does not give up within seconds (RFC 1122 §4.2.3.5 asks for at least
+/// 100 s).
+pub(crate) fn give_up_after(profile: &Profile, retries: u8) -> Duration {
     let mut total = Duration::ZERO;
-    let mut step = base;
+    let mut step = Duration::from_micros(LINUX_RTO_MIN_US);
     for _ in 0..=retries {
         total += step;
         step = (step * 2).min(rto_max(profile));
@@ -119,7 +132,7 @@ mod tests {
 
     #[test]
     fn fifteen_retries_take_linux_924_seconds() {
-        let total = give_up_after(&default_profile(), 15, Duration::from_millis(200));
+        let total = give_up_after(&default_profile(), 15);
         assert_eq!(total, Duration::from_millis(924_600));
     }
 
@@ -135,7 +148,7 @@ mod tests {
         assert_eq!(rto(&c, &profile, 0), Duration::from_millis(6));
         assert_eq!(rto(&c, &profile, 255), Duration::from_secs(2));
         assert_eq!(rto(&new_tcb(), &profile, 4), Duration::from_secs(2));
-        assert_eq!(give_up_after(&profile, 3, Duration::from_secs(1)), Duration::from_secs(7));
+        assert_eq!(give_up_after(&profile, 4), Duration::from_secs(5), "0.2, 0.4, 0.8, 1.6 s, then the maximum");
     }
 
     #[test]

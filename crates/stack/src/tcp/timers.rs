@@ -553,8 +553,7 @@ impl Tcp {
         if user != 0 {
             return elapsed >= Duration::from_millis(user.into());
         }
-        let base = Duration::from_millis(self.config.rto_min_ms.into());
-        elapsed >= rtt::give_up_after(self.profile(idx), self.retry_limit(idx), base)
+        elapsed >= rtt::give_up_after(self.profile(idx), self.retry_limit(idx))
     }
 
     /// Returns the number of unanswered retransmissions or probes after which a connection is given up.
@@ -645,9 +644,9 @@ impl Tcp {
             b.nagle_push = true;
         }
         let (c, probes) = (&self.conns[idx], self.active[self.conns[idx].active].backoff);
-        let rto = rtt::rto(c, self.profiles.get(c.profile), probes);
+        let after = rtt::probe_timeout(c, self.profiles.get(c.profile), probes);
         let active = c.active;
-        let at = self.clamp_rto_to_user_timeout(idx, rto);
+        let at = self.clamp_rto_to_user_timeout(idx, after);
         self.active[active].set_timer(RetransmitTimer::Persist, at);
         if open {
             self.want_transmit(idx);

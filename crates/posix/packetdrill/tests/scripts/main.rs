@@ -23,12 +23,14 @@ fn run(script: &Script, target: Target) -> Result<(), String> {
 }
 
 fn scripts() -> Vec<Script> {
-    let files = suite::find(&suite::repository_scripts()).expect("tests/scripts is readable");
+    let folder = std::env::var_os("GINNEL_SCRIPTS_FOLDER").map_or_else(suite::repository_scripts, Into::into);
+    let files = suite::find(&folder).expect("the folder of the scripts is readable");
     files.iter().map(|file| suite::load(file).unwrap_or_else(|e| panic!("{e}"))).collect()
 }
 
 /// Returns the runs of the scripts: each over each version of IP. The environment variable `GINNEL_SCRIPTS`
-/// selects the scripts whose path contains its value.
+/// selects the scripts whose path contains its value; `GINNEL_SCRIPTS_FOLDER` is a folder to use instead of
+/// `tests/scripts`.
 fn cases(scripts: &[Script]) -> Vec<(&Script, Target)> {
     let chosen = std::env::var("GINNEL_SCRIPTS").unwrap_or_default();
     scripts

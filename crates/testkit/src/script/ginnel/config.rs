@@ -2,7 +2,7 @@
 
 use crate::script::ast::Directives;
 use ginnel_stack::stack::StackConfig;
-use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCookies, TcpConfig};
+use ginnel_stack::tcp::config::{CongestionControl, FASTOPEN_MASK, EcnMode, MtuProbing, SynCookies, TcpConfig};
 
 /// Returns the configuration that corresponds to Linux's defaults with the script's sysctls applied.
 ///
@@ -74,10 +74,12 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "frto" => tcp.frto = flag()?,
         "early_retrans" => tcp.tail_loss_probes = flag()?,
         "min_tso_segs" => tcp.push_segments_min = number()?.try_into().map_err(|_| "too many segments")?,
+        "rto_min_us" => tcp.rto_min_ms = number()?.div_ceil(1000),
         "reordering" => tcp.reordering_segments = number()?,
         // The kernel's slack follows from its clock granularity.
         "ginnel.reordering_slack_ms" => tcp.reordering_slack_ms = number()?,
-        "fastopen" => tcp.fastopen = number()?,
+        // The kernel ignores bits without a meaning.
+        "fastopen" => tcp.fastopen = number()? & FASTOPEN_MASK,
         "fastopen_blackhole_timeout_sec" => tcp.fastopen_blackhole_timeout_seconds = number()?,
         "fastopen_key" => tcp.fastopen_key = value.into(),
         "mtu_probing" => {

@@ -71,7 +71,10 @@ struct BlockedCall {
     call_id: usize,
     op: Op,
     new_fd: Option<Fd>,
+    /// Bytes that the call has not sent yet.
     data: Vec<u8>,
+    /// Number of bytes that the call has sent.
+    sent: usize,
     /// Time at which the call times out.
     limit: Option<Duration>,
 }
@@ -180,16 +183,25 @@ impl GinnelBackend {
                 expired,
             );
             match step {
-                CallProgress::Done(returned) => {
-                    self.finished.push_back(FinishedCall {
-                        call_id: blocked.call_id,
-                        at: self.now,
-                        returned,
-                    });
-                }
+                CallProgress::Done(returned) => self.finish_or_continue(blocked, returned),
                 CallProgress::Wait => self.blocked.push(blocked),
             }
         }
+    }
+
+    /// Ends a blocking call, unless it is a send that has sent only a part of its bytes: that call continues.
+    fn finish_or_continue(&mut self, mut blocked: BlockedCall, mut returned: CallResult) {
+        let sends = matches!(blocked.op, Op::Send { .. } | Op::SendTo { .. } | Op::SendMessage { .. });
+        if let (true, Ok(sent)) = (sends, usize::try_from(returned.value)) {
+            blocked.sent += sent;
+            blocked.data.drain(..sent);
+            if !blocked.data.is_empty() {
+                self.blocked.push(blocked);
+                return;
+            }
+            returned.value = blocked.sent as i64;
+        }
+        self.finished.push_back(FinishedCall { call_id: blocked.call_id, at: self.now, returned });
     }
 
     fn next_deadline(&self) -> Option<Duration> {
@@ -245,19 +257,10 @@ impl Backend for GinnelBackend {
     fn call_blocking(&mut self, call_id: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
         let now = self.instant();
         let limit = self.sockets.time_limit(op).map(|limit| self.now + limit);
+        let blocked = BlockedCall { call_id, op: op.clone(), new_fd, data: data.to_vec(), sent: 0, limit };
         match self.sockets.start_blocking(&mut self.stack, now, op, new_fd, data) {
-            CallProgress::Done(returned) => {
-                self.finished.push_back(FinishedCall { call_id, at: self.now, returned })
-            }
-            CallProgress::Wait => {
-                self.blocked.push(BlockedCall {
-                    call_id,
-                    op: op.clone(),
-                    new_fd,
-                    data: data.to_vec(),
-                    limit,
-                });
-            }
+            CallProgress::Done(returned) => self.finish_or_continue(blocked, returned),
+            CallProgress::Wait => self.blocked.push(blocked),
         }
         self.turn(None);
     }
