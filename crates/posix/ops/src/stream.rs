@@ -218,12 +218,13 @@ impl Ops {
                 result => result,
             };
             let has_written = done.get() > 0;
-            if flags & libc::MSG_MORE == 0 {
+            // A send without bytes neither releases held data nor ends a record (`tcp_sendmsg_locked`).
+            if flags & libc::MSG_MORE == 0 && has_written {
                 state.set_msg_more(file, false, has_written);
             } else {
                 state.stamp_stream(file, has_written);
             }
-            if flags & libc::MSG_EOR != 0 && done.get() == total {
+            if flags & libc::MSG_EOR != 0 && has_written && done.get() == total {
                 state.end_record(file);
             }
             if flags & libc::MSG_ZEROCOPY != 0 && done.get() > 0 {
@@ -588,7 +589,7 @@ impl ProcessState {
         let (notsent_lowat, is_fixed) =
             (socket.options.notsent_lowat(), socket.options.has_fixed_send_buffer());
         if self.send_buffer.is_some() {
-            return self.send_buffer_limit(file, conn, max, notsent_lowat);
+            return self.send_buffer_limit(file, conn, max, notsent_lowat, has_waited);
         }
         let max = if is_fixed { self.fixed_buffer_limit(file, conn, max, has_waited) } else { max };
         notsent_lowat.map_or(max, |notsent_lowat| self.notsent_limit(conn, max, notsent_lowat))
@@ -662,7 +663,8 @@ impl ProcessState {
             .map_or(max, |room| max.min(room as usize))
     }
 
-    /// Returns how many of `max` bytes fit in the send buffer.
+    /// Returns how many of `max` bytes fit in the send buffer. A writer that waited gets space when a third of
+    /// the buffer is free (`sk_stream_write_space`).
     #[cold]
     fn send_buffer_limit(
         &mut self,
@@ -670,8 +672,20 @@ impl ProcessState {
         conn: Conn,
         max: usize,
         notsent_lowat: Option<u32>,
+        has_waited: bool,
     ) -> usize {
-        let Some((bound, _)) = self.send_buffer_usage(file, conn) else { return max };
+        let Some((mut bound, mut queued)) = self.send_buffer_usage(file, conn) else { return max };
+        let third = |bound: u32, queued: u32| bound.saturating_sub(queued) >= queued / 2;
+        if has_waited && !third(bound, queued) {
+            self.await_acknowledgement(conn);
+            // Everything may have been acknowledged in between; then no notification follows.
+            let Some(usage) = self.send_buffer_usage(file, conn) else { return max };
+            (bound, queued) = usage;
+            if !third(bound, queued) {
+                self.set_nospace(file, conn);
+                return 0;
+            }
+        }
         let len = u32::try_from(max).unwrap_or(u32::MAX).min(1 << 30);
         let room = self.client.sendable_within(conn, len, (notsent_lowat.unwrap_or(u32::MAX), bound));
         let room = room.map_or(max, |room| max.min(room as usize));

@@ -79,7 +79,12 @@ options! {
 impl SockOpt {
     /// Returns the option with these names.
     pub fn from_names(level: &str, name: &str) -> Option<Self> {
-        let level = if level == "IPPROTO_TCP" { "SOL_TCP" } else { level };
+        let level = match level {
+            "IPPROTO_TCP" => "SOL_TCP",
+            "SOL_IP" => "IPPROTO_IP",
+            "SOL_IPV6" => "IPPROTO_IPV6",
+            other => other,
+        };
         OPTIONS.iter().find(|o| o.level == level && o.name == name).copied()
     }
 }

@@ -433,7 +433,9 @@ impl Socket {
         }
         // The addresses and the state are reset, the options stay (`tcp_disconnect`).
         let options = core::mem::take(&mut self.options);
-        *self = Self { options, ..Self::new(SocketKind::Unconnected) };
+        let was_connected = matches!(self.kind, SocketKind::Connected(_));
+        let error = was_connected.then_some(libc::ECONNRESET);
+        *self = Self { options, error, ..Self::new(SocketKind::Unconnected) };
         CallResult::value(0)
     }
 
@@ -514,6 +516,10 @@ impl Socket {
         if matches!(stack.state(conn), Some(State::SynSent | State::SynReceived)) {
             return fail(libc::EAGAIN);
         }
+        // A send without bytes neither releases held data nor ends a record (`tcp_sendmsg_locked`).
+        if data.is_empty() {
+            return CallResult::value(0);
+        }
         let more = flags.has(libc::MSG_MORE);
         if more {
             let _ = stack.set_option(conn, TcpOption::More(true));
@@ -522,7 +528,7 @@ impl Socket {
             0 => data.len(),
             low => stack.sendable_within(conn, data.len() as u32, low, u32::MAX) as usize,
         };
-        if limit == 0 && !data.is_empty() {
+        if limit == 0 {
             return fail(libc::EAGAIN);
         }
         let data = &data[..limit];
@@ -536,7 +542,7 @@ impl Socket {
             stack.end_record(conn);
         }
         match result {
-            Ok(0) if !data.is_empty() => fail(libc::EAGAIN),
+            Ok(0) => fail(libc::EAGAIN),
             Ok(n) => CallResult::value(n as i64),
             Err(SendError::Full) => fail(libc::EAGAIN),
             Err(_) => fail(libc::EPIPE),
