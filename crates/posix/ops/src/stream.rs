@@ -674,17 +674,19 @@ impl ProcessState {
         notsent_lowat: Option<u32>,
         has_waited: bool,
     ) -> usize {
-        let Some((mut bound, mut queued)) = self.send_buffer_usage(file, conn) else { return max };
+        let Some((mut bound, queued)) = self.send_buffer_usage(file, conn) else { return max };
         let third = |bound: u32, queued: u32| bound.saturating_sub(queued) >= queued / 2;
-        if has_waited && !third(bound, queued) {
+        // Before the first acknowledgement, only the stack's own queue can have delayed the writer.
+        let before = self.files.stream(file).and_then(|stream| stream.nospace_acked);
+        let waits_for_peer = has_waited && before.is_some() && self.acked(conn) > before;
+        if waits_for_peer && !third(bound, queued) {
             self.await_acknowledgement(conn);
             // Everything may have been acknowledged in between; then no notification follows.
             let Some(usage) = self.send_buffer_usage(file, conn) else { return max };
-            (bound, queued) = usage;
-            if !third(bound, queued) {
-                self.set_nospace(file, conn);
+            if !third(usage.0, usage.1) {
                 return 0;
             }
+            bound = usage.0;
         }
         let len = u32::try_from(max).unwrap_or(u32::MAX).min(1 << 30);
         let room = self.client.sendable_within(conn, len, (notsent_lowat.unwrap_or(u32::MAX), bound));

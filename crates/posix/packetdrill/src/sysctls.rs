@@ -2,7 +2,7 @@
 //! configuration.
 
 use ginnel::config::TcpConfig;
-use ginnel_stack::tcp::config::{CongestionControl, FASTOPEN_MASK, EcnMode, MtuProbing, SynCookies};
+use ginnel_stack::tcp::config::{CongestionControl, EcnMode, FASTOPEN_MASK, MtuProbing, SynCookies};
 use std::path::Path;
 
 /// Directory in which the kernel shows the sysctls.

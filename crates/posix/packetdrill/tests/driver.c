@@ -404,6 +404,39 @@ static void send_buffer(void)
 	FAILS(i.write(U, other, data, MANY), EAGAIN);
 }
 
+static void *write_thread(void *argument)
+{
+	struct blocking_call *w = argument;
+	w->result = i.write(U, w->fd, w->got, sizeof w->got);
+	w->error = errno;
+	__atomic_store_n(&w->done, 1, __ATOMIC_SEQ_CST);
+	return NULL;
+}
+
+/* A write that waits for space continues when a third of the send buffer is free. */
+static void blocked_writer(void)
+{
+	enum { MANY = 400000, SIZE = 40000 };
+	static char data[MANY];
+	struct peer p = PEER;
+	int fd = established(&p), set = SIZE / 2;
+	CHECK(i.setsockopt(U, fd, SOL_SOCKET, SO_SNDBUF, &set, sizeof set) == 0);
+	CHECK(i.fcntl(U, fd, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
+	int unacked = i.write(U, fd, data, MANY);
+	CHECK(unacked >= SIZE && unacked < MANY);
+	CHECK(i.fcntl(U, fd, F_SETFL, O_RDWR) == 0);
+	struct blocking_call *w = start_call(write_thread, fd);
+	while (unacked > SIZE * 2 / 3) {
+		CHECK(i.usleep(U, 5000) == 0);
+		CHECK(!is_done(w));
+		int len = next_segment().len;
+		p.acked += len;
+		unacked -= len;
+		send_segment(&p, ACK, "");
+	}
+	CHECK(join_call(w) == sizeof w->got);
+}
+
 static int open_descriptors(void)
 {
 	int count = 0;
@@ -529,7 +562,7 @@ struct {
 } CASES[] = {
 	{"passive_open", passive_open}, {"passive_open_v6", passive_open_v6}, {"active_open", active_open}, {"refused_connect", refused_connect},
 	{"reset", reset}, {"poll_and_epoll", poll_and_epoll}, {"nonblocking_calls", nonblocking_calls},
-	{"message_calls", message_calls}, {"splice_calls", splice_calls}, {"timestamps", timestamps}, {"large_buffers", large_buffers}, {"send_buffer", send_buffer}, {"repeated_init", repeated_init},
+	{"message_calls", message_calls}, {"splice_calls", splice_calls}, {"timestamps", timestamps}, {"large_buffers", large_buffers}, {"send_buffer", send_buffer}, {"blocked_writer", blocked_writer}, {"repeated_init", repeated_init},
 	{"invalid_flags", invalid_flags}, {"sysctl_and_mtu_flags", sysctl_and_mtu_flags}, {"malformed_packets", malformed_packets}, {"datagrams", datagrams},
 };
 

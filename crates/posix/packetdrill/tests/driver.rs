@@ -114,6 +114,11 @@ fn invalid_flags_are_reported_and_calls_fail() {
 }
 
 #[test]
+fn blocked_write_waits_for_a_third_of_the_buffer() {
+    run_case("blocked_writer", Some("proc=off"));
+}
+
+#[test]
 fn writes_end_when_the_send_buffer_is_full() {
     run_case("send_buffer", Some("proc=off,net.ipv4.tcp_wmem=4096:50000:4194304"));
 }

@@ -148,7 +148,11 @@ mod tests {
         assert_eq!(rto(&c, &profile, 0), Duration::from_millis(6));
         assert_eq!(rto(&c, &profile, 255), Duration::from_secs(2));
         assert_eq!(rto(&new_tcb(), &profile, 4), Duration::from_secs(2));
-        assert_eq!(give_up_after(&profile, 4), Duration::from_secs(5), "0.2, 0.4, 0.8, 1.6 s, then the maximum");
+        assert_eq!(
+            give_up_after(&profile, 4),
+            Duration::from_secs(5),
+            "0.2, 0.4, 0.8, 1.6 s, then the maximum"
+        );
     }
 
     #[test]

@@ -228,6 +228,15 @@ pub fn msg_more(w: &mut Fixture<'_>) {
     w.log("writev", w.b.sendv(b, &[b"c", b"de"], libc::MSG_MORE));
     w.log("last part", w.b.send(b, b"f", 0));
     w.log("all bytes", w.a.recv(a, 6, libc::MSG_WAITALL));
+    // An acknowledgement would release the byte.
+    w.settle();
+    w.log("held with MSG_MORE", w.b.send(b, b"x", libc::MSG_MORE));
+    w.log("empty send", w.b.send(b, b"", 0));
+    w.log("empty writev", w.b.sendv(b, &[b"", b""], 0));
+    w.settle();
+    w.log("nothing is released", w.ready(w.a, a));
+    w.log("last part", w.b.send(b, b"y", 0));
+    w.log("both parts", w.a.recv(a, 2, libc::MSG_WAITALL));
     w.log("first part with MSG_MORE", w.b.send(b, b"gh", libc::MSG_MORE));
     w.log("shutdown", w.b.shutdown(b, libc::SHUT_WR));
     w.log("available bytes", w.a.recv(a, 3, libc::MSG_WAITALL));

@@ -2,7 +2,9 @@
 
 use crate::script::ast::Directives;
 use ginnel_stack::stack::StackConfig;
-use ginnel_stack::tcp::config::{CongestionControl, FASTOPEN_MASK, EcnMode, MtuProbing, SynCookies, TcpConfig};
+use ginnel_stack::tcp::config::{
+    CongestionControl, EcnMode, FASTOPEN_MASK, MtuProbing, SynCookies, TcpConfig,
+};
 
 /// Returns the configuration that corresponds to Linux's defaults with the script's sysctls applied.
 ///

@@ -4,7 +4,8 @@ use crate::script::ast::{BackendKind, Difference, Directives, IpVersion};
 use crate::script::scanner::{ParseError, ParseResult, parse_number};
 use core::time::Duration;
 
-const KEYS: &[&str] = &["ip", "sysctl", "differs", "only", "tolerance", "mtu", "isn", "payload", "push", "rest", "gso"];
+const KEYS: &[&str] =
+    &["ip", "sysctl", "differs", "only", "tolerance", "mtu", "isn", "payload", "push", "rest", "gso"];
 
 /// Parses all comments before the first event. Returns the summary line and the directives.
 pub fn parse(text: &str) -> ParseResult<(String, Directives)> {

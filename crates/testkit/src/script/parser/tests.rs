@@ -132,3 +132,37 @@ fn mistakes_are_reported_with_their_line() {
     assert!(error("*  < . 1:1(0) ack 1 win 9").contains("outbound"));
     assert!(error("+0 read(4, ..., 5) = -1 EFOO").contains("EFOO"));
 }
+
+#[test]
+fn packetdrill_names_of_options_are_bytes() {
+    let s = segment("+0 < S 0:0(0) win 5 <FO,nop,nop,FO abcd1234,md5 00ff>");
+    let expected = [
+        TcpOpt::Raw(vec![34, 2]),
+        TcpOpt::Nop,
+        TcpOpt::Nop,
+        TcpOpt::Raw(vec![34, 6, 0xab, 0xcd, 0x12, 0x34]),
+        TcpOpt::Raw(vec![19, 4, 0, 0xff]),
+    ];
+    assert_eq!(s.options.unwrap(), expected);
+}
+
+#[test]
+fn relaxing_directives_are_read() {
+    let s = script("// RFC 9293\n// push: any\n// rest: any\n// gso: 1000\n+0 close(3) = 0");
+    let directives = s.directives;
+    assert!(!directives.check_push && !directives.check_rest && directives.gso == Some(1000));
+    assert!(error("// gso: 0\n+0 close(3) = 0").contains("1 to 65535"));
+    assert!(error("// rest: none\n+0 close(3) = 0").contains("is not `any`"));
+}
+
+#[test]
+fn message_parts_and_disconnect_are_read() {
+    let op = |text: &str| match only_event(text).kind {
+        EventKind::Call(call) => call.op,
+        other => panic!("{other:?}"),
+    };
+    assert!(
+        matches!(op("+0 sendmsg(4, {msg_iov=[40, 0, 20]}, MSG_MORE) = 60"), Op::SendMessage { fd: 4, parts, .. } if parts == [40, 0, 20])
+    );
+    assert_eq!(op("+0 connect(4, AF_UNSPEC, ...) = 0"), Op::Disconnect { fd: 4 });
+}
