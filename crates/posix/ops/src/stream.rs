@@ -663,8 +663,8 @@ impl ProcessState {
             .map_or(max, |room| max.min(room as usize))
     }
 
-    /// Returns how many of `max` bytes fit in the send buffer. A writer that waited gets space when a third of
-    /// the buffer is free (`sk_stream_write_space`).
+    /// Returns how many of `max` bytes fit in the send buffer. A writer that waited gets space when a third
+    /// of the buffer is free (`sk_stream_write_space`).
     #[cold]
     fn send_buffer_limit(
         &mut self,

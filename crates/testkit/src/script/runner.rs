@@ -254,10 +254,10 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Appends the segments that follow `first` as long as a device could have made them of one packet that is
-    /// no longer than the expected one (segmentation offload): they arrive at once, are contiguous, have the
-    /// length of the first segment except the last one, and differ only in the flags of the first and the last
-    /// one. Returns whether any was appended.
+    /// Appends the segments that follow `first` as long as a device could have made them of one packet that
+    /// is no longer than the expected one (segmentation offload): they arrive at once, are contiguous, have
+    /// the length of the first segment except the last one, and differ only in the flags of the first and
+    /// the last one. Returns whether any was appended.
     fn append_segments(&mut self, first: &mut WireSegment, expected: &Segment) -> Result<bool, String> {
         let size = first.payload.len();
         let mut is_merged = false;

@@ -81,8 +81,8 @@ pub struct WireIcmp {
     pub quoted_ttl: u8,
 }
 
-/// Returns the length of the IP and TCP headers of a TCP packet with more than `size` bytes of payload; `None`
-/// for other packets.
+/// Returns the length of the IP and TCP headers of a TCP packet with more than `size` bytes of payload;
+/// `None` for other packets.
 pub fn headers_of_merged(packet: &[u8], size: u16) -> Option<u16> {
     let (ip, protocol) = match packet.first()? >> 4 {
         4 => (usize::from(packet[0] & 15) * 4, *packet.get(9)?),

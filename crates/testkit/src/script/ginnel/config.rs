@@ -24,8 +24,8 @@ pub fn from_directives(directives: &Directives) -> Result<StackConfig, String> {
     Ok(config)
 }
 
-/// Sysctls of the kernel without a key of the engine, with the value of the engine's behaviour. `*` stands for
-/// sysctls of what the engine does not have: it never defers a segment to send a longer packet later.
+/// Sysctls of the kernel without a key of the engine, with the value of the engine's behaviour. `*` stands
+/// for sysctls of what the engine does not have: it never defers a segment to send a longer packet later.
 pub const FIXED: [(&str, &str); 7] = [
     ("dsack", "1"),
     ("fack", "0"),

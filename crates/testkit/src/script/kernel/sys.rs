@@ -36,8 +36,8 @@ fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// Creates a TUN device in the current namespace. It carries IP packets, with a `virtio_net_hdr` before each if
-/// `vnet_header` is set.
+/// Creates a TUN device in the current namespace. It carries IP packets, with a `virtio_net_hdr` before
+/// each if `vnet_header` is set.
 pub fn open_tun(name: &str, vnet_header: bool) -> io::Result<OwnedFd> {
     // SAFETY: the path is a C string; the result is checked before use.
     let fd = check(unsafe {
