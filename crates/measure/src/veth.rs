@@ -4,6 +4,7 @@
 
 use crate::{CoreLayout, MeasureError};
 use std::fs;
+use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -41,10 +42,13 @@ pub fn network_of(address: Ipv4Addr) -> Ipv4Addr {
 /// [`MeasureError::Skipped`] if the program is missing, [`MeasureError::Failed`] if it fails.
 pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     let mut words = command.split_whitespace();
-    let output = Command::new(words.next().unwrap_or_default())
-        .args(words)
-        .output()
-        .map_err(|e| MeasureError::Skipped(format!("{command}: {e}")))?;
+    let program = words.next().unwrap_or_default();
+    let output = Command::new(program).args(words).output().map_err(|e| {
+        MeasureError::Skipped(match e.kind() {
+            ErrorKind::NotFound => format!("{program} is not installed"),
+            _ => format!("{command}: {e}"),
+        })
+    })?;
     if output.status.success() {
         return Ok(());
     }
@@ -137,7 +141,13 @@ pub fn packets(interface: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{generator, is_napi_thread_of, server};
+    use super::{MeasureError, generator, is_napi_thread_of, run_setup_command, server};
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let Err(MeasureError::Skipped(why)) = run_setup_command("no-such-program -K eth0") else { panic!() };
+        assert_eq!(why, "no-such-program is not installed");
+    }
 
     #[test]
     fn threads_of_other_interfaces_do_not_match() {
