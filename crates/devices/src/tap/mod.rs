@@ -8,6 +8,8 @@ mod ioctl;
 mod steering;
 pub(crate) mod vnet;
 
+use crate::ethtool;
+use crate::interface;
 use crate::interface_state::InterfaceState;
 use crate::netlink::{self, LinkChange, Netlink};
 use crate::offload::GSO_BYTES_MAX;
@@ -136,13 +138,23 @@ pub fn open_descriptors(config: &TapConfig, queues: usize) -> io::Result<TapDesc
     let name = config.name.as_deref().unwrap_or("ginnel%d");
     validate(config, name, queues)?;
     let context = |step: &str, error: Errno| step_error(name, step, error.into());
-    let (first, name) =
-        ioctl::open_queue(name, queues > 1).map_err(|error| context("opening /dev/net/tun", error))?;
+    let (first, name) = ioctl::open_queue(name, queues > 1).map_err(|error| match error {
+        Errno::INVAL if is_of_another_driver(name) => io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            format!("TAP {name}: the interface exists and is no TAP interface: use another name"),
+        ),
+        error => context("opening /dev/net/tun", error),
+    })?;
     let mut fds = vec![first];
     for _ in 1..queues {
         fds.push(ioctl::open_queue(&name, true).map_err(|error| context("adding a queue", error))?.0);
     }
     Ok(TapDescriptors { name, queues: fds })
+}
+
+/// Returns true if an interface has the name, and the driver of TAP interfaces has not made it.
+fn is_of_another_driver(name: &str) -> bool {
+    interface::read(name).is_ok() && ethtool::driver(name).is_none_or(|driver| driver != "tun")
 }
 
 /// Opens a TAP device on descriptors that [`open_descriptors`] has opened.
