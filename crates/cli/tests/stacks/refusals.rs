@@ -14,6 +14,11 @@ const USE_STACK: &str = "
 try: s = socket.socket(); text = 'attached'
 except OSError as e: text = os.strerror(e.errno)
 open(f'of-{os.getpid()}', 'w').write(text); time.sleep(50)";
+/// Overwrites the environment of the process, as nginx and redis do with a title.
+const OVERWRITE_ENVIRONMENT: &str = "
+import ctypes
+begin, end = map(int, open('/proc/self/stat').read().rsplit(') ', 1)[1].split()[47:49])
+ctypes.memset(begin, 0, end - begin)";
 /// A user without privileges.
 const NOBODY: u32 = 65_534;
 
@@ -339,7 +344,9 @@ fn a_port_of_another_stack_names_that_stack() {
     let script = "
 t = server('0.0.0.0', 0); u = socket.socket(type=socket.SOCK_DGRAM); u.bind(('0.0.0.0', 0))
 open('ports', 'w').write(f'{t.getsockname()[1]} {u.getsockname()[1]} .'); time.sleep(50)";
-    let owner = RunningProgram::new(fixture.script(&["--stack", "first"], script));
+    // As nginx and redis do.
+    let script = format!("{OVERWRITE_ENVIRONMENT}{script}");
+    let owner = RunningProgram::new(fixture.script(&["--stack", "first"], &script));
     let facts = || std::fs::read_to_string(fixture.path().join("ports")).unwrap_or_default();
     wait_until("both are bound", || facts().ends_with('.'));
     let facts = facts();

@@ -3,6 +3,7 @@
 //! cannot both have it.
 
 use crate::Ops;
+use crate::descriptor_report;
 use crate::standard_error::write_line;
 use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::fd::RawFd;
@@ -80,17 +81,24 @@ fn find_owner(port: u16, is_udp: bool, own_stack: &str) -> Option<PortOwner> {
         let mut fds = fs::read_dir(path.join("fd")).ok()?.flatten();
         let is_target = |link: &Path| targets.iter().any(|target| Path::new(target) == link);
         fds.find(|fd| fs::read_link(fd.path()).is_ok_and(|link| is_target(&link)))?;
-        let environment = fs::read(path.join("environ")).ok()?;
-        let control = environment.split(|byte| *byte == 0).find_map(|text| {
-            core::str::from_utf8(text).ok()?.strip_prefix(STACK_VARIABLE)?.strip_prefix('=')
-        })?;
+        let control = stack_of(pid)?;
         if control == own_stack {
             return None;
         }
-        let stack = Path::new(control).parent()?.file_name()?.to_str()?.to_owned();
+        let stack = Path::new(&control).parent()?.file_name()?.to_str()?.to_owned();
         let program = fs::read_to_string(path.join("comm")).unwrap_or_default().trim_end().to_owned();
         Some(PortOwner { program, pid, stack })
     })
+}
+
+/// Returns the control socket of the stack on which a process was started. nginx, redis and others overwrite
+/// their environment with a title; the descriptor report of such a process names the stack.
+fn stack_of(pid: u32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let variable = environment
+        .split(|byte| *byte == 0)
+        .find_map(|text| core::str::from_utf8(text).ok()?.strip_prefix(STACK_VARIABLE)?.strip_prefix('='));
+    variable.map(str::to_owned).or_else(|| descriptor_report::stack_of(pid))
 }
 
 /// Returns the inode of a socket in a line of /proc/net/tcp or udp: number, local, remote, state, queues,
