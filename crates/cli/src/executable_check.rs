@@ -5,7 +5,8 @@ use crate::supervisor::same_command;
 use core::fmt;
 use core::time::Duration;
 use ginnel::broker::PROTOCOL_VERSION;
-use ginnel::{STATE_FORMAT, StateFormat};
+use ginnel::config::DeviceKind;
+use ginnel::{Config, STATE_FORMAT, StateFormat};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, Read};
@@ -35,13 +36,61 @@ pub struct CheckedExecutable {
     pub version: Version,
     /// Format of the saved states of shards that it writes and reads; `None` if it does neither.
     pub state_format: Option<StateFormat>,
+    /// Layout of the stack that it would run; `None` if it does not tell.
+    pub layout: Option<StackLayout>,
+}
+
+/// What stays as it is as long as a stack runs: programs know its shards, and the supervisor keeps its TAP
+/// interfaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackLayout {
+    shards: u32,
+    /// Names of the TAP interfaces, separated by commas.
+    taps: String,
+}
+
+impl StackLayout {
+    /// Returns the layout of a stack with this configuration.
+    pub fn of(config: &Config) -> Self {
+        let taps = config.devices.iter().filter(|device| device.kind == DeviceKind::Tap);
+        let taps: Vec<&str> = taps.map(|device| device.interface()).collect();
+        Self { shards: config.shards.count, taps: taps.join(",") }
+    }
+
+    fn parse(shards: &str, taps: &str) -> Option<Self> {
+        let shards = shards.strip_prefix("shards=")?.parse().ok()?;
+        Some(Self { shards, taps: taps.strip_prefix("taps=")?.to_owned() })
+    }
+
+    /// Returns how this layout differs from that of the running stack; `None` if it does not.
+    pub fn difference(&self, running: &Self) -> Option<String> {
+        let named = |taps: &str| if taps.is_empty() { "none".to_owned() } else { taps.to_owned() };
+        match self {
+            _ if self.shards != running.shards => {
+                Some(format!("{} shards, and the running stack has {}", self.shards, running.shards))
+            }
+            _ if self.taps != running.taps => Some(format!(
+                "other TAP interfaces ({}) than the running stack ({})",
+                named(&self.taps),
+                named(&running.taps)
+            )),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for StackLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shards={} taps={}", self.shards, self.taps)
+    }
 }
 
 /// Returns what this program prints about itself for [`check`] in another process: the versions of the broker
-/// protocol, of the program and of saved states, and the layout of these.
-pub fn print_own() -> String {
+/// protocol, of the program and of saved states, the layout of these, and the layout of the stack.
+pub fn print_own(config: &Config) -> String {
     let StateFormat { version, layout } = STATE_FORMAT;
-    format!("{WORD} {PROTOCOL_VERSION} {} {version} {layout:016x}", env!("CARGO_PKG_VERSION"))
+    let stack = StackLayout::of(config);
+    format!("{WORD} {PROTOCOL_VERSION} {} {version} {layout:016x} {stack}", env!("CARGO_PKG_VERSION"))
 }
 
 /// Has `executable` check the command line and the configuration of this process. Returns its versions, or
@@ -105,7 +154,10 @@ fn parse(output: &str) -> Option<Result<CheckedExecutable, String>> {
             let layout = u64::from_str_radix(layout, 16).ok()?;
             Some(StateFormat { version: version.parse().ok()?, layout })
         });
-        return Some(Ok(CheckedExecutable { version: Version(version.to_owned()), state_format }));
+        let layout = words.next().zip(words.next());
+        let layout = layout.and_then(|(shards, taps)| StackLayout::parse(shards, taps));
+        let version = Version(version.to_owned());
+        return Some(Ok(CheckedExecutable { version, state_format, layout }));
     }
     Some(Err(format!(
         "version {version} has version {protocol} of the broker protocol, and the programs on the stack have version {PROTOCOL_VERSION}: stop the stack, and start it again"
@@ -120,7 +172,21 @@ mod tests {
     fn own_version_fits() {
         let version = Version(env!("CARGO_PKG_VERSION").into());
         let state_format = Some(STATE_FORMAT);
-        assert_eq!(parse(&print_own()), Some(Ok(CheckedExecutable { version, state_format })));
+        let config = Config::default();
+        let layout = Some(StackLayout { shards: 1, taps: String::new() });
+        let own = CheckedExecutable { version, state_format, layout };
+        assert_eq!(parse(&print_own(&config)), Some(Ok(own)));
+    }
+
+    #[test]
+    fn another_layout_is_named() {
+        let layout = |shards: &str, taps: &str| StackLayout::parse(shards, taps).unwrap();
+        let running = layout("shards=1", "taps=tap0");
+        assert_eq!(running.difference(&running), None);
+        let expected = "2 shards, and the running stack has 1";
+        assert_eq!(layout("shards=2", "taps=tap0").difference(&running).unwrap(), expected);
+        let expected = "other TAP interfaces (none) than the running stack (tap0)";
+        assert_eq!(layout("shards=1", "taps=").difference(&running).unwrap(), expected);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 mod upgrade;
 
 use crate::descriptor_limit;
+use crate::executable_check::StackLayout;
 use crate::failure::Failure;
 use crate::served_stack::{POLL_INTERVAL, open_shards};
 use crate::{log, signals};
@@ -96,6 +97,8 @@ pub struct ShardProcess {
     /// The directory of the stack.
     directory: PathBuf,
     taps: KeptTaps,
+    /// What the shards of an upgrade must have in common with the first ones.
+    layout: StackLayout,
     /// Locked during an upgrade.
     upgrading: Mutex<()>,
     /// The upgrade for which the child is being ended.
@@ -142,7 +145,8 @@ impl ShardProcess {
         let link = ChildLink::open(link, None, START_TIMEOUT)
             .map_err(|failed| end_failed_child(&mut child, failed.error))?;
         let executable = Executable { file: executable, state_format: Some(STATE_FORMAT) };
-        let process = Arc::new(Self::new(child, executable, directory.to_owned(), taps));
+        let layout = StackLayout::of(config);
+        let process = Arc::new(Self::new(child, executable, directory.to_owned(), taps, layout));
         let restarting = process.clone();
         let mut history = History { started: Instant::now(), pause: FIRST_PAUSE };
         let upgrading = process.clone();
@@ -156,12 +160,19 @@ impl ShardProcess {
         })
     }
 
-    fn new(child: Child, executable: Executable, directory: PathBuf, taps: KeptTaps) -> Self {
+    fn new(
+        child: Child,
+        executable: Executable,
+        directory: PathBuf,
+        taps: KeptTaps,
+        layout: StackLayout,
+    ) -> Self {
         Self {
             child: Mutex::new(child),
             executable: Mutex::new(Arc::new(executable)),
             directory,
             taps,
+            layout,
             upgrading: Mutex::default(),
             upgrade: Mutex::default(),
             exchange: Mutex::default(),
@@ -558,7 +569,13 @@ mod tests {
         let child = start("true", &[]);
         let id = Pid::from_child(&child);
         let executable = Executable { file: File::open("/bin/true").unwrap(), state_format: None };
-        let process = Arc::new(ShardProcess::new(child, executable, "/nonexistent".into(), Vec::new()));
+        let process = Arc::new(ShardProcess::new(
+            child,
+            executable,
+            "/nonexistent".into(),
+            Vec::new(),
+            StackLayout::of(&Config::default()),
+        ));
         let restarting = process.clone();
         let restart = std::thread::spawn(move || {
             // The child has a short life however long the test takes to reap it: no time has passed.

@@ -80,7 +80,11 @@ impl ShardProcess {
             Err(TryLockError::WouldBlock) => return Err("another upgrade is in progress".into()),
         };
         let file = File::from(executable);
-        let CheckedExecutable { version, state_format } = executable_check::check(&file)?;
+        let CheckedExecutable { version, state_format, layout } = executable_check::check(&file)?;
+        // A version that does not tell its layout finds out itself, after the former shards have ended.
+        if let Some(difference) = layout.and_then(|layout| layout.difference(&self.layout)) {
+            return Err(format!("the configuration has {difference}: stop the stack, and start it again"));
+        }
         let executable = Arc::new(Executable { file, state_format });
         let ended = Instant::now();
         let (reset, stopped) = match self.reason_for_reset(&executable, policy) {

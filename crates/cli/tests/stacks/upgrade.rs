@@ -123,6 +123,17 @@ fn executables_that_do_not_fit_change_nothing() {
     let refused = fixture.run(&["upgrade", "lab"]);
     let stderr = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && stderr.contains("count"), "{stderr}");
+    // Programs know the shards, and the supervisor keeps the TAP interfaces.
+    let tap = "[shards]\ncount = 2\n[[device]]\nname = \"tap7\"\nkind = \"tap\"\n[[link]]\nname = \"lan\"\ndevice = \"tap7\"\n";
+    for (text, expected) in [
+        ("[shards]\ncount = 3\n", "the configuration has 3 shards, and the running stack has 2"),
+        (tap, "the configuration has other TAP interfaces (tap7) than the running stack (none)"),
+    ] {
+        fs::write(&config, text).unwrap();
+        let refused = fixture.run(&["upgrade", "lab"]);
+        let stderr = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success() && stderr.contains(expected), "{stderr}");
+    }
     assert_eq!(shard_process(supervisor), shards, "all this was found before the shards ended");
     // A version that fails later is taken back.
     fs::write(&config, "[shards]\ncount = 2\n").unwrap();
