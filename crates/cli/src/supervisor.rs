@@ -212,6 +212,14 @@ impl ShardProcess {
         if let Err(error) = restarts::record(&self.directory, count) {
             tracing::warn!("the number of restarts was not written: {error}");
         }
+        self.record_failed(false);
+    }
+
+    /// Records whether the shards could not be started again, for commands that read it.
+    fn record_failed(&self, failed: bool) {
+        if let Err(error) = restarts::record_failed(&self.directory, failed) {
+            tracing::warn!("the state of the shards was not written: {error}");
+        }
     }
 
     fn set_end(&self, cause: String) {
@@ -261,6 +269,7 @@ impl ShardProcess {
                 }
                 Err(NotStarted { failure, .. }) => {
                     if !self.is_stopping() {
+                        self.record_failed(true);
                         tracing::error!(
                             "the process of the shards could not be started again ({failure}); the next attempt follows"
                         );

@@ -2,9 +2,10 @@
 
 mod temp_folder;
 
+use ginnel::run_dir::restarts;
 use ginnel_testkit::skip;
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use temp_folder::TempFolder;
@@ -108,6 +109,21 @@ fn a_pipe_gets_lines_or_json() {
         );
     }
     assert_eq!(json.lines().count(), 2);
+    // The pages of shards that died stay.
+    let directory = lab.0.0.join("run/lab");
+    restarts::record_failed(&directory, true).unwrap();
+    let mut child = lab.ginnel(&["top", "lab", "--interval", "0.1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "lab: the shards start again (ginnel log lab says why)\n");
+    restarts::record_failed(&directory, false).unwrap();
+    while !line.contains(" shard=0 busy=") {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
     // A reader that has seen enough is no error.
     let mut child = lab.ginnel(&["top", "lab", "--interval", "0.05"]).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

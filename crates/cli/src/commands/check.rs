@@ -8,7 +8,7 @@ use super::stat::quoted;
 use crate::failure::Failure;
 use clap::Args;
 use ginnel::inspect;
-use ginnel::run_dir::{self, RunningStack};
+use ginnel::run_dir::{self, RunningStack, restarts};
 use ginnel_posix_ops::descriptor_report::{self, KernelReason, ReportEntry};
 use kernel::KernelSocket;
 use process::{EPOLL_INODE, InspectedProcess, StackFinding};
@@ -108,7 +108,13 @@ fn find_attachment(
             }
         };
         if let Some(user) = users.iter().rev().find(|user| user.pid == process.pid) {
-            let attachment = Attachment { stack: running.name.clone(), since_ms: user.since_ms };
+            let name = &running.name;
+            if restarts::has_failed(&running.path) {
+                return Ok(Err(StackFinding::NoAnswer(format!(
+                    "the shards of its stack \"{name}\" could not be started again: see ginnel log {name}"
+                ))));
+            }
+            let attachment = Attachment { stack: name.clone(), since_ms: user.since_ms };
             return Ok(Ok((attachment, running)));
         }
     }

@@ -14,7 +14,7 @@ use crate::terminal::{self, Terminal};
 use clap::Args;
 use core::time::Duration;
 use ginnel::StopFlag;
-use ginnel::run_dir::{self, RunDirError, RunningStack};
+use ginnel::run_dir::{self, RunDirError, RunningStack, restarts};
 use latencies::{ResponseObserver, RoundTripReader};
 use rates::Rates;
 use std::io::{self, Write};
@@ -205,6 +205,10 @@ impl Top<'_> {
             Err(RunDirError::NotRunning(..) | RunDirError::NoneRunning(_)) => return Ok(StackState::Ended),
             Err(e) => return Err(Failure::running(e.to_string())),
         };
+        // The pages of shards that died stay as they were.
+        if restarts::has_failed(&running.path) {
+            return Ok(StackState::Restarts);
+        }
         let Ok(source) = StatSource::open(running) else { return Ok(StackState::Restarts) };
         let Ok(now) = source.take() else { return Ok(StackState::Restarts) };
         Ok(StackState::Runs(source, now))

@@ -51,6 +51,11 @@ fn report_down(name: &str, problem: &str, out: &mut Exposition) {
 /// Adds the counters of all shards of a stack.
 fn collect_stack(running: RunningStack, out: &mut Exposition) {
     let stack = running.name.clone();
+    if restarts::has_failed(&running.path) {
+        let problem =
+            format!("the shards of the stack \"{stack}\" could not be started again: see ginnel log {stack}");
+        return report_down(&stack, &problem, out);
+    }
     let taken = StatSource::open(running).and_then(|source| Ok((source.take()?, source)));
     let (sample, source) = match taken {
         Ok((sample, source)) if source.has_ended(&sample) => {

@@ -96,6 +96,12 @@ fn a_scrape_equals_the_statistics() {
         assert!(texts.iter().all(|text| text.contains("\nginnel_restarts_total{stack=\"web\"} 0\n")));
         restarts::record(&stack.folder.join("run/web"), 3).unwrap();
         assert!(scrape(&address).contains("\nginnel_restarts_total{stack=\"web\"} 3\n"));
+        restarts::record_failed(&stack.folder.join("run/web"), true).unwrap();
+        let text = scrape(&address);
+        assert!(text.contains("\nginnel_up{stack=\"web\"} 0\n") && !text.contains("ginnel_tcp_"), "{text}");
+        assert!(text.contains("# the shards of the stack \"web\" could not be started again"), "{text}");
+        restarts::record_failed(&stack.folder.join("run/web"), false).unwrap();
+        assert!(scrape(&address).contains("\nginnel_up{stack=\"web\"} 1\n"));
         stack.kill();
         let begun = Instant::now();
         let text = scrape(&address);

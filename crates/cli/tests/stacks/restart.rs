@@ -322,8 +322,16 @@ print('served', waits > 0)";
     let new = fixture.script(&["--stack", "lab"], "socket.socket()");
     let refused = String::from_utf8(run_to_end(new).stderr).unwrap();
     assert!(refused.contains("its shards have ended and are being started again, for "), "{refused}");
+    let check = || {
+        let output = fixture.run(&["check", &server.pid().to_string()]);
+        String::from_utf8(output.stdout).unwrap().lines().next().unwrap_or_default().to_owned()
+    };
+    let expected =
+        "is not accelerated: the shards of its stack \"lab\" could not be started again: see ginnel log lab";
+    wait_until("a start has failed", || check().ends_with(expected));
     fs::write(&config, "[shards]\ncount = 1\n").unwrap();
     let served = other.wait_for_output();
+    assert!(check().contains(" is accelerated by the stack \"lab\""), "{}", check());
     let text = String::from_utf8(served.stderr).unwrap();
     assert_eq!(String::from_utf8(served.stdout).unwrap(), "served True\n", "{text}");
     server.signal("KILL");

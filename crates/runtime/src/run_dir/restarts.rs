@@ -1,5 +1,5 @@
-//! How often the shards of a stack were started again: a file in the stack's directory, which the supervisor
-//! writes, so that the number outlives the shards.
+//! How often the shards of a stack were started again, and that they could not be: files in the stack's
+//! directory, which the supervisor writes, so that they outlive the shards.
 
 use std::fs;
 use std::io;
@@ -7,6 +7,7 @@ use std::path::Path;
 
 const FILE: &str = "restarts";
 const NEW_FILE: &str = ".restarts.new";
+const FAILED_FILE: &str = "not-restarted";
 
 /// Records in the directory of a stack that its shards were started again `count` times.
 ///
@@ -26,6 +27,27 @@ pub fn count(directory: &Path) -> u64 {
     text.trim().parse().unwrap_or_default()
 }
 
+/// Records in the directory of a stack whether its last shards have died and could not be started again.
+///
+/// # Errors
+/// The directory cannot be written.
+pub fn record_failed(directory: &Path, failed: bool) -> io::Result<()> {
+    let path = directory.join(FAILED_FILE);
+    match failed {
+        true => fs::write(path, ""),
+        false => fs::remove_file(path).or_else(|e| match e.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(e),
+        }),
+    }
+}
+
+/// Returns true if the shards of the stack with this directory do not run, because they could not be started
+/// again. The supervisor goes on trying.
+pub fn has_failed(directory: &Path) -> bool {
+    directory.join(FAILED_FILE).exists()
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -38,6 +60,10 @@ mod tests {
         for recorded in [1, 2, u64::MAX] {
             record(&folder, recorded).unwrap();
             assert_eq!(count(&folder), recorded);
+        }
+        for failed in [false, true, true, false, false] {
+            record_failed(&folder, failed).unwrap();
+            assert_eq!(has_failed(&folder), failed);
         }
         fs::write(folder.join(FILE), "none").unwrap();
         assert_eq!(count(&folder), 0);
