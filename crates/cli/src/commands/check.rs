@@ -246,6 +246,7 @@ fn rows(
                     kernel_sockets.get(inode).cloned().unwrap_or_default()
                 };
                 let why = match (why_not, entry) {
+                    (Some(_), _) if known.kind == "unix" => why_on_kernel(&known, &[]),
                     (Some(why_not), _) => format!("not attached: {why_not}"),
                     (None, Some(ReportEntry::Kernel(why, of))) if of == *inode => match why {
                         KernelReason::Unreachable => "the stack has no route to the destination".into(),

@@ -54,6 +54,12 @@ pub fn run(options: &UpgradeOptions) -> Result<(), Failure> {
     let executable = File::open("/proc/self/exe")
         .map_err(|e| Failure::running(format!("executable of this process: {e}")))?;
     let control = control_socket(&running.path);
+    if !control.exists() {
+        return Err(Failure::running(format!(
+            "the stack \"{name}\" was not upgraded: its shards are threads of process {}, which is neither \"ginnel up\" nor \"ginnel run\": restart that process",
+            running.pid
+        )));
+    }
     let upgraded = broker::upgrade(&control, executable.as_fd(), options.policy(), UPGRADE_TIMEOUT)
         .map_err(|e| Failure::running(format!("the stack \"{name}\" was not upgraded: {e}")))?;
     let connections = match &upgraded.connections {

@@ -237,6 +237,14 @@ open('titled', 'w').close(); time.sleep(50)";
     let why = check(&fixture, program.pid()).0["why_not"].as_str().unwrap().to_string();
     let directory = fixture.path().join("run/lab");
     assert_eq!(why, format!("its stack \"lab\" ({}) has ended", directory.display()));
+    // A Unix socket needs no stack.
+    let pair = "a, b = socket.socketpair(); open('pair', 'w').close(); time.sleep(50)";
+    let mut command = plain();
+    command.args(["-c", &format!("{PRELUDE}\n{pair}")]).current_dir(fixture.path());
+    let program = RunningProgram::new(command);
+    wait_until("it has a pair", || fixture.path().join("pair").exists());
+    let rows = socket_rows(&check(&fixture, program.pid()).0);
+    assert!(rows.len() == 2 && rows.iter().all(|row| row.ends_with("|kernel|Unix socket")), "{rows:?}");
     let nobody = fixture.run(&["check", "4194304"]);
     assert_eq!(nobody.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process has the id 4194304"));

@@ -323,6 +323,35 @@ fn a_program_on_the_kernel_shows_why() {
         let report = check(&fixture, program.pid());
         assert!(report.contains(&format!(" is not accelerated: {reason}{cause}")), "{report}");
     }
+    // Without its environment, a program does not tell.
+    let script = format!("{OVERWRITE_ENVIRONMENT}{USE_STACK}");
+    for (options, expected) in [
+        (&["--stack", "kernel"][..], "not started with ginnel run, or with --stack kernel"),
+        (
+            &["--stack", "kernel", "--listen-spawn", "auto"],
+            "ginnel run started it on the kernel's network: started with --stack kernel --listen-spawn",
+        ),
+    ] {
+        let program = RunningProgram::new(fixture.script(options, &script));
+        assert_eq!(result_of(&fixture, program.pid()), "attached", "to the kernel");
+        let report = check(&fixture, program.pid());
+        assert!(report.contains(&format!(" is not accelerated: {expected}")), "{report}");
+    }
+}
+
+#[test]
+fn a_stack_without_programs_is_not_upgraded() {
+    let fixture = Fixture::new("unsupervised");
+    let echo = ["echo", "--loopback", "stack", "--listen", "127.0.0.1:7007", "--name", "lab"];
+    let stack = RunningProgram::new(fixture.ginnel(&echo));
+    wait_until("the stack runs", || !fixture.run_ok(&["stat", "--list"]).is_empty());
+    let output = fixture.run(&["upgrade", "lab"]);
+    assert_eq!(output.status.code(), Some(1));
+    let expected = format!(
+        "ginnel: the stack \"lab\" was not upgraded: its shards are threads of process {}, which is neither \"ginnel up\" nor \"ginnel run\": restart that process\n",
+        stack.pid()
+    );
+    assert_eq!(stderr(&output), expected);
 }
 
 #[test]

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// File name of the preloaded library.
 const LIBRARY: &str = "libginnel.so";
+/// File name of the library of `--stack kernel --listen-spawn`.
+const KERNEL_LIBRARY: &str = "libginnel_kernel.so";
 /// Entry of the auxiliary vector that is nonzero for setuid programs and programs with file capabilities
 /// (getauxval(3)).
 const AT_SECURE: u64 = 23;
@@ -107,6 +109,12 @@ impl InspectedProcess {
         texts.find_map(|text| Some(text.strip_prefix(name)?.strip_prefix('=')?.to_string()))
     }
 
+    /// Returns true if the process started with an environment that names no variable any more.
+    fn has_overwritten_environment(&self) -> bool {
+        let environment = fs::read(self.proc_path("environ")).unwrap_or_default();
+        !environment.is_empty() && !environment.contains(&b'=')
+    }
+
     /// Returns the control socket of the stack on which the process was started. A process that has
     /// overwritten its environment, as servers do for their title, has it in its descriptor report.
     fn control_socket(&self) -> Option<String> {
@@ -132,15 +140,26 @@ impl InspectedProcess {
         if let Some(reason) = not_attached::find(&maps) {
             return reason.into();
         }
-        let loaded = maps.lines().any(|line| line.trim_end_matches(" (deleted)").ends_with(LIBRARY));
+        let has_library =
+            |name: &str| maps.lines().any(|line| line.trim_end_matches(" (deleted)").ends_with(name));
+        let loaded = has_library(LIBRARY);
         let preloaded = self.variable("LD_PRELOAD").is_some_and(|paths| paths.contains(LIBRARY));
         match (loaded, self.control_socket()) {
             (true, Some(path)) => stack.why_not_attached(&path),
             (true, None) => "it has the library, but no GINNEL_STACK in its environment".into(),
-            (false, None) => self.variable(NO_STACK_VARIABLE).map_or_else(
-                || "not started with ginnel run".into(),
-                |cause| format!("ginnel run started it on the kernel's network: {cause}"),
-            ),
+            (false, None) => {
+                let cause = self.variable(NO_STACK_VARIABLE).or_else(|| {
+                    has_library(KERNEL_LIBRARY)
+                        .then(|| "started with --stack kernel --listen-spawn (see ginnel listeners)".into())
+                });
+                match cause {
+                    Some(cause) => format!("ginnel run started it on the kernel's network: {cause}"),
+                    None if self.has_overwritten_environment() => {
+                        "not started with ginnel run, or with --stack kernel or --on-missing kernel: the program has overwritten its environment, which would tell".into()
+                    }
+                    None => "not started with ginnel run".into(),
+                }
+            }
             (false, Some(_)) if preloaded => format!("{LIBRARY} could not be loaded"),
             (false, Some(_)) => "LD_PRELOAD was removed from its environment".into(),
         }
