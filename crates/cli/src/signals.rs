@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once, unless it must
-//! remove files first. SIGHUP does not end a stack in the background.
+//! SIGINT, SIGTERM and SIGHUP stop the shards gracefully; a second SIGINT or SIGTERM ends the process at once,
+//! unless it must remove files first. SIGHUP does not end a stack in the background.
 //!
 //! The kernel ignores signals to process 1 of a PID namespace, as in a container, that have no handler. So
 //! that process has handlers for those that end other processes.
@@ -20,14 +20,23 @@ const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 static IS_ENDING: LazyLock<[Arc<AtomicBool>; 4]> =
     LazyLock::new(|| ENDING.map(|_| Arc::new(AtomicBool::new(true))));
 
-/// Returns a flag that the first SIGINT or SIGTERM sets. The next one ends the process. `what` ends with the
-/// first signal, as in "the stack"; the log says so.
+/// Whether [`ignore_hangup`] was called.
+static IGNORES_HANGUP: AtomicBool = AtomicBool::new(false);
+
+/// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets; SIGHUP unless this process ignores it. The
+/// next SIGINT or SIGTERM ends the process. `what` ends with the first signal, as in "the stack"; the log says
+/// so.
 pub fn stop_on_signal(what: &'static str) -> Result<StopFlag, Failure> {
-    watch(&[SIGINT, SIGTERM], move |signal, is_first| {
+    let mut signals = vec![SIGINT, SIGTERM];
+    if !is_ignored(SIGHUP) && !IGNORES_HANGUP.load(Ordering::SeqCst) {
+        signals.push(SIGHUP);
+    }
+    watch(&signals, move |signal, is_first| {
         let name = low_level::signal_name(signal).unwrap_or("signal");
         if is_first {
             tracing::info!("{name}: {what} ends");
-        } else {
+        } else if signal != SIGHUP {
+            // The shell and the kernel may each send SIGHUP when a terminal hangs up.
             tracing::info!("{name} again: the process ends at once");
             crate::log::write_omitted();
             // 128 plus the signal's number: the exit code that shells report for a process that a signal
@@ -95,6 +104,7 @@ fn watch(signals: &[i32], handle: impl Fn(i32, bool) + Send + 'static) -> Result
 /// Makes SIGHUP have no effect on this process. Programs that it starts have the default action, unless this
 /// process was started with the signal ignored.
 pub fn ignore_hangup() -> Result<(), Failure> {
+    IGNORES_HANGUP.store(true, Ordering::SeqCst);
     ignore(SIGHUP)
 }
 

@@ -262,6 +262,20 @@ fn a_hangup_ends_no_background_stack() {
 }
 
 #[test]
+fn a_hangup_ends_a_foreground_stack_gracefully() {
+    let fixture = Fixture::new("hangup-front");
+    let lock = fixture.path().join("run/lab/lock");
+    let up = RunningProgram::new(fixture.ginnel(&["up", "lab", "--loopback", "stack"]));
+    wait_until("the stack runs", || fixture.path().join("run/lab/ready").exists());
+    up.signal("HUP");
+    up.signal("HUP");
+    assert_eq!(up.wait_for_output().status.code(), Some(0));
+    assert!(!lock.exists());
+    let log = fixture.run_ok(&["log", "lab"]);
+    assert!(log.contains("SIGHUP: the stack ends") && log.contains("the stack has ended\n"), "{log}");
+}
+
+#[test]
 fn on_missing_decides_without_a_stack() {
     let fixture = Fixture::new("missing");
     let run = |options: &[&str]| {
