@@ -226,7 +226,7 @@ impl ShardProcess {
                 // Before the next restart may begin.
                 *lock(&self.executable) = next.clone();
                 stopped.finish(link);
-                tracing::warn!(
+                tracing::info!(
                     "the shards were upgraded to version {version}, in {} ms; connections kept: {connections}",
                     away.as_millis()
                 );

@@ -61,7 +61,7 @@ fn programs_go_on_after_an_upgrade() {
     assert_eq!(executable(supervisor), next.display().to_string());
     assert_eq!(serve(), SERVED);
     let log = fixture.run_ok(&["log", "lab"]);
-    assert!(log.contains("the shards were upgraded to version"), "{log}");
+    assert!(log.contains(" INFO  the shards were upgraded to version"), "{log}");
     drop(servers);
 }
 
