@@ -34,6 +34,7 @@ mod terminal;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use failure::Failure;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// A TCP/IP stack in user space, and programs on it.
@@ -65,6 +66,13 @@ fn main() -> ExitCode {
 
 /// Runs a subcommand, also as process 1 of a container.
 fn run(command: commands::Command) -> Result<(), Failure> {
+    // The runtime would take the default directory, without a word.
+    if let Some(directory) = std::env::var_os("GINNEL_RUN_DIR").filter(|directory| !directory.is_empty())
+        && !Path::new(&directory).is_absolute()
+    {
+        let directory = directory.display();
+        return Err(Failure::usage(format!("GINNEL_RUN_DIR: \"{directory}\" is not an absolute path")));
+    }
     signals::ignore_file_size_limit()?;
     signals::end_process_1_on_signal()?;
     if command.has_children() { command.run() } else { orphans::reap_during(|| command.run()) }

@@ -154,6 +154,18 @@ fn wrong_arguments_give_one_line_and_code_2() {
 }
 
 #[test]
+fn a_relative_runtime_directory_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_ginnel"))
+        .args(["stat", "--list"])
+        .env("GINNEL_RUN_DIR", "stacks")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(text, "ginnel: GINNEL_RUN_DIR: \"stacks\" is not an absolute path\n");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
 fn wrong_expressions_are_refused() {
     let site = TempSite::new("expression");
     let file = site.0.join("stack.toml");
