@@ -73,6 +73,15 @@ fn wrong_arguments_give_one_line_and_code_2() {
             "route[0].gateway: 10.2.0.1 is in no network of link",
         ),
         (
+            &["echo", "--device=tap:t0", "--address=10.1.0.2/24", "--kernel-address=10.1.0.2/24"],
+            "device[0].kernel_addresses: 10.1.0.2 is an address of the stack",
+        ),
+        (
+            &["doctor", "--from", "Cargo.toml"],
+            "Cargo.toml: cannot be read as a description of \"ginnel doctor --describe\": ",
+        ),
+        (&["load", "http", "--stack=kernel", "--duration=0", "http://10.0.0.1/"], "must not be 0"),
+        (
             &["httpd", root, "--device", "memory", "--address", "10.0.0.1/24"],
             "--device memory has nothing at its other end",
         ),

@@ -151,7 +151,7 @@ fn wrong_command_lines_are_refused_with_a_reason() {
         (&["lo", "--shards", "0"], "--shards: 0 shards are not 1 to 64"),
         (&["lo", "--only", "nonsense"], "nonsense"),
         (&["lo", "--write", "/nonexistent/x"], "lo has no frames"),
-        (&["--undo", "lo"], "cannot be used with"),
+        (&["--undo", "lo"], "--undo restores all that --fix has changed: leave out lo"),
         (&["lo", "--fix", "--undo"], "cannot be used with"),
     ] {
         let output = doctor(arguments);
@@ -331,4 +331,7 @@ fn a_foreign_sysfs_is_said() {
     let output = host.namespace.run(|| Command::new(GINNEL).args(["doctor", "web0"]).output()).unwrap();
     let shown = text(&output.stdout);
     assert!(shown.contains("/sys belongs to another network namespace"), "{shown}");
+    let output = host.namespace.run(|| Command::new(GINNEL).arg("doctor").output()).unwrap();
+    let shown = text(&output.stdout);
+    assert!(shown.starts_with("note  interface") && shown.contains("there is no default route"), "{shown}");
 }

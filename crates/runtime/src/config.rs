@@ -465,6 +465,7 @@ impl Config {
             self.validate_link(i, link)?;
         }
         self.validate_device_shards()?;
+        self.validate_kernel_addresses()?;
         for (i, route) in self.routes.iter().enumerate() {
             let key = |k: &str| format!("route[{i}].{k}");
             if !self.links.iter().any(|l| l.name == route.link) {
@@ -498,6 +499,22 @@ impl Config {
             return Ok(());
         }
         Err(format!("{gateway} is in no network of link \"{}\"", route.link))
+    }
+
+    /// Validates that the kernel's side of a TAP device has other addresses than the stack: the kernel would
+    /// answer in its place.
+    fn validate_kernel_addresses(&self) -> Result<(), ConfigError> {
+        let own: Vec<IpAddr> = self.links.iter().flat_map(|l| &l.addresses).map(|a| a.address).collect();
+        for (i, device) in self.devices.iter().enumerate() {
+            let mut addresses = device.kernel_addresses.iter().map(|prefix| prefix.address);
+            if let Some(address) = addresses.find(|address| own.contains(address)) {
+                return Err(ConfigError::new(
+                    format!("device[{i}].kernel_addresses"),
+                    format!("{address} is an address of the stack: the kernel needs another one"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn validate_link(&self, i: usize, link: &LinkConfig) -> Result<(), ConfigError> {

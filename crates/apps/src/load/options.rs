@@ -68,7 +68,7 @@ pub struct CommonOptions {
     pub poisson: bool,
 
     /// Length of the measurement [default: 10s, or until --requests are answered]
-    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_measured_time)]
     pub duration: Option<Duration>,
 
     /// Measure this many requests, then end.
@@ -163,6 +163,12 @@ fn parse_rate(text: &str) -> Result<f64, String> {
         Ok(rate) if (1e-3..=1e9).contains(&rate) => Ok(rate),
         _ => Err("must be a number from 0.001 to 1000000000".to_owned()),
     }
+}
+
+/// Parses the length of the measurement, which has rates only if it takes time.
+fn parse_measured_time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    if time.is_zero() { Err("must not be 0".to_owned()) } else { Ok(time) }
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {

@@ -65,7 +65,7 @@ pub struct DoctorOptions {
     fix: bool,
 
     /// Restore the values from before all --fix. What something else has changed since is left alone.
-    #[arg(long, conflicts_with_all = ["interface", "shards", "only", "write", "describe", "from"])]
+    #[arg(long, conflicts_with_all = ["shards", "only", "write", "describe", "from"])]
     undo: bool,
 
     /// Write a configuration for this machine to a new FILE, for ginnel up --config FILE.
@@ -97,6 +97,11 @@ pub struct DoctorOptions {
 /// Examines the machine, or changes it.
 pub fn run(options: &DoctorOptions) -> Result<(), Failure> {
     if options.undo {
+        if let Some(interface) = &options.interface {
+            return Err(Failure::usage(format!(
+                "--undo restores all that --fix has changed: leave out {interface}"
+            )));
+        }
         return undo(options);
     }
     if options.fix {
@@ -124,7 +129,8 @@ fn describe(options: &DoctorOptions) -> Result<MachineDescription, Failure> {
     if bytes as u64 > BYTES_MAX {
         return Err(failed(format!("is larger than {BYTES_MAX} bytes, and no description")));
     }
-    MachineDescription::parse(&text).map_err(failed)
+    MachineDescription::parse(&text)
+        .map_err(|e| failed(format!("cannot be read as a description of \"ginnel doctor --describe\": {e}")))
 }
 
 fn plan(options: &DoctorOptions, machine: &MachineDescription) -> Result<ShardPlan, Failure> {

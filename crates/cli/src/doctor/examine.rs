@@ -52,6 +52,10 @@ pub fn examine(machine: &MachineDescription, plan: &ShardPlan) -> Vec<Finding> {
             findings.extend(queue_findings::all(interface, plan));
             findings.extend(offload_findings::all(interface));
         }
+    } else {
+        let text =
+            "none is examined, because there is no default route: name one, as in \"ginnel doctor eth0\"";
+        findings.push(Finding::new("interface", Level::Note, text));
     }
     findings.extend(machine_findings::all(machine, plan));
     findings
