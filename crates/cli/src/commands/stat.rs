@@ -71,6 +71,12 @@ pub fn run(options: &StatOptions) -> Result<(), Failure> {
     } else {
         let running = run_dir::find(options.name.as_deref()).map_err(|e| Failure::running(e.to_string()))?;
         let source = StatSource::open(running)?;
+        if let Some(pattern) = unmatched(&source, &options.filter) {
+            return Err(Failure::running(format!(
+                "--filter {pattern}: stack \"{}\" has no such counter (docs/statistics.md lists them)",
+                source.running.name
+            )));
+        }
         match options.watch {
             None if options.reset => Baseline::save(&source, &source.take()?),
             None => show_once(options, &source),
@@ -79,6 +85,14 @@ pub fn run(options: &StatOptions) -> Result<(), Failure> {
     };
     // The reader closed the pipe: that is no error.
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
+}
+
+/// Returns the first pattern that no counter matches.
+fn unmatched<'a>(source: &StatSource, patterns: &'a [String]) -> Option<&'a String> {
+    let names = || source.names.iter().map(|(_, name)| name.as_str()).chain(["busy", "restarts"]);
+    patterns
+        .iter()
+        .find(|pattern| !names().any(|name| sample::is_wanted(name, core::slice::from_ref(*pattern))))
 }
 
 /// Prints the counters since the start of the stack, or since the last reset.

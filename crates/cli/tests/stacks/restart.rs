@@ -132,6 +132,10 @@ d = socket.create_connection(('127.0.0.1', 7006)); l.accept()[0].sendall(b'again
     assert!(fixture.run_ok(&["ss", "lab", "-l"]).contains("127.0.0.1:7001"));
     assert!(fixture.run_ok(&["stat", "lab", "--json"]).contains("\"restarts\":4,"));
     let table = fixture.run_ok(&["stat", "lab", "--filter", "restarts"]);
+    let unknown = fixture.run(&["stat", "lab", "--filter", "tcp", "--filter", "tpc"]);
+    let message = String::from_utf8_lossy(&unknown.stderr);
+    assert!(message.starts_with("ginnel: --filter tpc: stack \"lab\" has no such counter"), "{message}");
+    assert_eq!(unknown.status.code(), Some(1));
     assert!(table.lines().any(|line| line.starts_with("| restarts") && line.ends_with(" 4 |")), "{table}");
     let log = fixture.run_ok(&["log", "lab"]);
     assert_eq!(log.lines().filter(|line| line.contains("signal 9")).count(), 4, "{log}");

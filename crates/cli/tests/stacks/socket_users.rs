@@ -39,7 +39,10 @@ open('facts', 'w').write(f'{child} {u.fileno()} {a.fileno()} ' + open('connected
         ("127.0.0.1:7502", "0.0.0.0:*", user(&parent, udp)),
     ];
     let shown = fixture.run_ok(&["ss", "lab", "-ap"]);
-    assert!(shown.lines().next().unwrap().ends_with(" Shard Process"), "{shown}");
+    let head = shown.lines().next().unwrap();
+    assert!(head.ends_with(" Shard Process"), "{shown}");
+    let users: Vec<usize> = shown.lines().filter_map(|line| line.find("users:")).collect();
+    assert!(!users.is_empty() && users.iter().all(|at| Some(*at) == head.find("Process")), "{shown}");
     for (local, peer, users) in &expected {
         let line = shown.lines().find(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();

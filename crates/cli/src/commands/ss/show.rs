@@ -25,9 +25,10 @@ pub fn row(
 ) -> io::Result<()> {
     let SocketLine { shard, netid, state, recv_q, send_q, local, .. } = socket;
     let (local, peer) = (format_endpoint(local), format_endpoint(&socket.peer));
-    write!(out, "{netid:<5} {state:<10} {recv_q:>6} {send_q:>6} {local:>26} {peer:>26} {shard}")?;
-    if let Some(column) = users.map(|users| users.column(socket)).filter(|column| !column.is_empty()) {
-        write!(out, " {column}")?;
+    write!(out, "{netid:<5} {state:<10} {recv_q:>6} {send_q:>6} {local:>26} {peer:>26} ")?;
+    match users.map(|users| users.column(socket)).filter(|column| !column.is_empty()) {
+        Some(column) => write!(out, "{shard:<5} {column}")?,
+        None => write!(out, "{shard}")?,
     }
     if options.options
         && let (Some(kind), Some(ms), Some(count)) =

@@ -39,12 +39,12 @@ impl View<'_> {
             "busy",
             "conns",
             "new/s",
+            "retrans/s",
+            "dropped/s",
             "rx frames/s",
             "tx frames/s",
             "rx Mbit/s",
             "tx Mbit/s",
-            "retrans/s",
-            "dropped/s",
         ]);
         rates.shards.iter().for_each(|shard| table.add_row(row(shard)));
         if rates.shards.len() > 1 {
@@ -160,12 +160,12 @@ fn row(shard: &ShardRates) -> [String; 10] {
         busy,
         with_thousands_separators(shard.connections),
         count(shard.new),
+        count(shard.retransmitted),
+        count(shard.dropped),
         count(shard.rx_frames),
         count(shard.tx_frames),
         count(shard.rx_bits / 1e6),
         count(shard.tx_bits / 1e6),
-        count(shard.retransmitted),
-        count(shard.dropped),
     ]
 }
 
@@ -248,8 +248,8 @@ mod tests {
         let text = view(&rates, &round_trips, Some(&responses)).text();
         for part in [
             "web (process 7), 3 shards, running 1d 1:01:01",
-            "| 1     | 25 % | 1,234 |   2.5 |   1,000,000 |",
-            "| all   | 25 % | 3,702 |   7.5 |   3,000,000 |",
+            "| 1     | 25 % | 1,234 |   2.5 |         0 |         0 |   1,000,000 |",
+            "| all   | 25 % | 3,702 |   7.5 |         0 |         0 |   3,000,000 |",
             "Round trips    median 1.50 ms, 90 % 2.00 ms, 99 % 3.00 ms, longest 4.00 ms (3 connections)",
             "(3 requests); 2 frames were not seen",
             "Dropped        drop.d7 7.0/s (9 so far)\n               drop.d6 ",
