@@ -33,7 +33,7 @@ pub(super) fn received(header: &DatagramHeader) -> ReceivedDatagram {
 
 impl Client {
     /// Sends bytes of which the last is urgent, after what was written before. Returns how many were taken;
-    /// if not all, [`ClientEvent::Writable`](super::ClientEvent::Writable) follows.
+    /// if not all, [`ClientEvent::Writable`] follows.
     ///
     /// # Errors
     /// As [`Client::send`]; also [`SendError::Full`] if the engine has not yet taken all that was written
@@ -75,7 +75,7 @@ impl Client {
     }
 
     /// Opens a UDP socket, which the client owns like a connection.
-    /// [`ClientEvent::Datagrams`](super::ClientEvent::Datagrams) reports datagrams and errors.
+    /// [`ClientEvent::Datagrams`] reports datagrams and errors.
     ///
     /// # Errors
     /// Returns the stack's error, or an error if the shard is gone.
@@ -142,8 +142,8 @@ impl Client {
     }
 
     /// Opens a UDP socket whose datagrams pass through the region.
-    /// [`ClientEvent::Readable`](super::ClientEvent::Readable) reports datagrams,
-    /// [`ClientEvent::Datagrams`](super::ClientEvent::Datagrams) errors. [`Client::endpoints`] returns its
+    /// [`ClientEvent::Readable`] reports datagrams,
+    /// [`ClientEvent::Datagrams`] errors. [`Client::endpoints`] returns its
     /// addresses.
     ///
     /// # Errors
@@ -308,7 +308,7 @@ impl Client {
     ///
     /// # Errors
     /// Returns [`UdpError::WouldBlock`] if there is no space
-    /// ([`ClientEvent::Writable`](super::ClientEvent::Writable) follows then), [`UdpError::TooLong`] for more
+    /// ([`ClientEvent::Writable`] follows then), [`UdpError::TooLong`] for more
     /// than 65,535 bytes, and [`UdpError::Stale`] if the handle is stale.
     pub fn udp_send_queued(
         &mut self,
