@@ -275,7 +275,7 @@ fn steered_frame(number: u16, to: [u8; 6]) -> Vec<u8> {
 fn an_interface_of_another_kind_is_named() {
     in_namespace("tap::tests::an_interface_of_another_kind_is_named", || {
         let error =
-            open_queues(&TapConfig { name: Some("lo".into()), ..TapConfig::default() }, 2).unwrap_err();
+            open_queues(&TapConfig { name: Some("lo".into()), ..TapConfig::default() }, 2).err().unwrap();
         assert_eq!(
             error.to_string(),
             "TAP lo: the interface exists and is no TAP interface: use another name"
