@@ -71,14 +71,6 @@ impl TxQueue for LimitedTx {
         self.inner.commit(len, meta);
     }
 
-    fn can_read_reserved(&self) -> bool {
-        self.inner.can_read_reserved()
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.inner.reserved(len)
-    }
-
     fn has_backlog(&mut self, frames: usize) -> bool {
         self.inner.has_backlog(frames)
     }

@@ -85,14 +85,6 @@ impl<F: FnMut(&[u8], Label) -> Label> TxQueue for RelabelTx<F> {
         self.staged.commit(len, TxMeta { label, ..meta });
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.staged.frame(len)
-    }
-
     fn has_backlog(&mut self, frames: usize) -> bool {
         self.staged.inner.has_backlog(frames)
     }

@@ -134,24 +134,6 @@ impl Region {
         true
     }
 
-    /// Copies two words and the bytes after them in. Returns false, and copies nothing, if they are not all
-    /// inside the region.
-    #[must_use]
-    #[inline(always)]
-    pub(crate) fn copy_in_record(&self, offset: usize, words: [u64; 2], from: &[u8]) -> bool {
-        if !self.contains(offset, size_of_val(&words) + from.len()) {
-            return false;
-        }
-        // SAFETY: as in `copy_in`; the words may be at any address.
-        unsafe {
-            let start = self.base.add(offset);
-            start.cast::<[u64; 2]>().write_unaligned(words);
-            let bytes = start.add(size_of_val(&words)).as_ptr();
-            std::ptr::copy_nonoverlapping(from.as_ptr(), bytes, from.len());
-        }
-        true
-    }
-
     /// Copies bytes in from memory that others may write concurrently, too. Returns false, and copies
     /// nothing, if they are not all inside the region.
     #[must_use]
@@ -195,6 +177,158 @@ impl Region {
         assert!(self.contains(offset, 8) && offset.is_multiple_of(8));
         // SAFETY: as in `u16`.
         unsafe { self.base.add(offset).cast::<AtomicU64>().as_ref() }
+    }
+}
+
+/// Alignment and size of the header of the records that [`RecordWriter`] writes.
+pub(crate) const RECORD_HEADER_BYTES: usize = 16;
+
+/// Bounds of what [`RecordWriter::append_short`] copies. Nearly all frames with a request, a short response or
+/// an acknowledgement are within.
+const SHORT_BYTES_MIN: usize = 32;
+const SHORT_BYTES_MAX: usize = 512;
+
+/// Returns the bytes of a record with `len` bytes after its header.
+#[inline(always)]
+pub(crate) const fn record_bytes(len: usize) -> usize {
+    (RECORD_HEADER_BYTES + len + RECORD_HEADER_BYTES - 1) & !(RECORD_HEADER_BYTES - 1)
+}
+
+/// A region to which records are appended: a header of two words and bytes, padded to a multiple of the
+/// header. They go into a window, which is checked when it is set, so that a record costs one comparison.
+#[derive(Debug)]
+pub(crate) struct RecordWriter {
+    region: Region,
+    /// Offset of the next record.
+    next: usize,
+    /// End of the window: at least `next`, and at most the length of the region.
+    end: usize,
+    /// Number of lengths from [`SHORT_BYTES_MIN`] on that [`RecordWriter::append_short`] copies; the longest
+    /// is at most [`SHORT_BYTES_MAX`].
+    short_lengths: usize,
+}
+
+impl RecordWriter {
+    /// Creates a writer with an empty window at the start of the region. [`RecordWriter::append_short`]
+    /// refuses what is longer than `short_bytes_max` bytes.
+    pub(crate) fn new(region: Region, short_bytes_max: usize) -> Self {
+        let short_lengths = (short_bytes_max.min(SHORT_BYTES_MAX) + 1).saturating_sub(SHORT_BYTES_MIN);
+        Self { region, next: 0, end: 0, short_lengths }
+    }
+
+    /// Returns the region.
+    #[inline(always)]
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Returns the offset of the next record.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Sets the window: the offset of the next record, and the offset that no record may exceed.
+    ///
+    /// Panics if the window is not inside the region, which is a bug of the caller.
+    pub(crate) fn set_window(&mut self, next: usize, end: usize) {
+        assert!(next <= end && end <= self.region.len, "the window is outside of the region");
+        (self.next, self.end) = (next, end);
+    }
+
+    /// Leaves out room for a header, which the caller writes later. Returns false, and leaves out nothing, if
+    /// the window has no room.
+    #[inline(always)]
+    pub(crate) fn skip_header(&mut self) -> bool {
+        let has_room = self.end - self.next >= RECORD_HEADER_BYTES;
+        self.next += if has_room { RECORD_HEADER_BYTES } else { 0 };
+        has_room
+    }
+
+    /// Appends a record. Returns false, and writes nothing, if the window has no room.
+    #[must_use]
+    pub(crate) fn append(&mut self, words: [u64; 2], bytes: &[u8]) -> bool {
+        let Some(to) = self.append_header(words, bytes.len()) else { return false };
+        // SAFETY: the record has room for the bytes inside the mapping. They are private memory, so they do
+        // not overlap with it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Appends a record with a few instructions and no call. Returns false, and writes nothing, if the window
+    /// has no room, or if the bytes are shorter than [`SHORT_BYTES_MIN`] or too long: use
+    /// [`RecordWriter::append`].
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn append_short(&mut self, words: [u64; 2], bytes: &[u8]) -> bool {
+        if bytes.len().wrapping_sub(SHORT_BYTES_MIN) >= self.short_lengths {
+            return false;
+        }
+        let Some(to) = self.append_header(words, bytes.len()) else { return false };
+        // SAFETY: as in `append`, and the length was checked.
+        unsafe { copy_short(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Appends the header of a record with `len` bytes, the length of memory. Returns where they belong;
+    /// `None` if the window has no room.
+    #[inline(always)]
+    fn append_header(&mut self, words: [u64; 2], len: usize) -> Option<NonNull<u8>> {
+        let start = self.next;
+        // Cannot overflow: both are lengths of memory, which are at most `isize::MAX`.
+        let next = start + record_bytes(len);
+        if next > self.end {
+            return None;
+        }
+        self.next = next;
+        // SAFETY: the record ends at `next`, which is inside the mapping, since the window is. The words may
+        // be at any address.
+        unsafe {
+            let start = self.region.base.add(start);
+            start.cast::<[u64; 2]>().write_unaligned(words);
+            Some(start.add(RECORD_HEADER_BYTES))
+        }
+    }
+}
+
+/// Copies `len` bytes, from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`], in pieces of fixed size, for which
+/// the compiler needs neither a loop nor a call: the first bytes and the last ones, which may overlap.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`].
+#[inline(always)]
+unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) {
+    /// Copies `N` bytes from a position on.
+    ///
+    /// # Safety
+    /// As for [`std::ptr::copy_nonoverlapping`].
+    #[inline(always)]
+    unsafe fn piece<const N: usize>(from: *const u8, to: *mut u8, at: usize) {
+        // SAFETY: the caller guarantees it.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), N) };
+    }
+    debug_assert!((SHORT_BYTES_MIN..=SHORT_BYTES_MAX).contains(&len));
+    // SAFETY: each piece is within the `len` bytes.
+    unsafe {
+        if len <= 128 {
+            if len <= 64 {
+                piece::<32>(from, to, 0);
+                piece::<32>(from, to, len - 32);
+            } else {
+                piece::<64>(from, to, 0);
+                piece::<64>(from, to, len - 64);
+            }
+        } else if len <= 256 {
+            piece::<128>(from, to, 0);
+            piece::<128>(from, to, len - 128);
+        } else {
+            piece::<128>(from, to, 0);
+            piece::<128>(from, to, 128);
+            if len > 384 {
+                piece::<128>(from, to, 256);
+            }
+            piece::<128>(from, to, len - 128);
+        }
     }
 }
 
@@ -251,6 +385,50 @@ mod tests {
         assert_eq!(bytes, [7; 8]);
         assert!(region.copy_out(92, &mut bytes));
         assert!(region.copy_out(100, &mut []));
+    }
+
+    #[test]
+    fn records_of_any_length_are_copied() {
+        let (region, _fd) = Region::create("ginnel-mirror", 1 << 20).expect("memory");
+        let mut writer = RecordWriter::new(region, 4096);
+        for len in (0..600).chain([1500, 4096, 65_549]) {
+            let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8 | 1).collect();
+            for is_short in [false, true] {
+                assert!(writer.region().copy_in(0, &vec![0; record_bytes(len) + 64]));
+                writer.set_window(16, 16 + record_bytes(len));
+                if is_short {
+                    let is_appended = writer.append_short([1, 2], &bytes);
+                    assert_eq!(is_appended, (32..=512).contains(&len), "{len}");
+                    if !is_appended {
+                        continue;
+                    }
+                } else {
+                    assert!(writer.append([1, 2], &bytes), "{len}");
+                }
+                assert!(!writer.append([3, 4], &[]) && !writer.skip_header(), "{len}: the window is full");
+                let mut record = vec![0; record_bytes(len) + 48];
+                assert!(writer.region().copy_out(0, &mut record));
+                assert_eq!(record[16..32], [1u64.to_ne_bytes(), 2u64.to_ne_bytes()].concat(), "{len}");
+                assert_eq!(record[32..32 + len], bytes, "{len}");
+                assert!(record[..16].iter().chain(&record[32 + len..]).all(|byte| *byte == 0), "{len}");
+            }
+        }
+    }
+
+    #[test]
+    fn record_outside_the_window_is_refused() {
+        let (region, _fd) = Region::create("ginnel-mirror", 4096).expect("memory");
+        let mut writer = RecordWriter::new(region, 100);
+        assert!(!writer.append([1, 1], &[]) && !writer.skip_header(), "there is no window yet");
+        assert!(!writer.append_short([1, 1], &[1; 32]));
+        writer.set_window(4096 - 256, 4096);
+        assert!(writer.append_short([1, 1], &[1; 100]) && !writer.append_short([1, 1], &[1; 101]));
+        writer.set_window(4096 - 64, 4096);
+        assert!(!writer.append([1, 1], &[1; 49]) && !writer.append_short([1, 1], &[1; 49]));
+        assert!(writer.append([1, 1], &[1; 32]) && writer.skip_header());
+        assert!(writer.next() == 4096 && !writer.skip_header() && !writer.append([1, 1], &[]));
+        let outside = || writer.set_window(4096, 4097);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! Staging of frames for layers that change what they send, or that examine it above a device that cannot
-//! read reserved room ([`TxQueue::can_read_reserved`]): frames are built in a buffer of the layer and copied.
+//! Staging of frames for layers that change or examine what they send: frames are built in a buffer of the
+//! layer and copied.
 
-use ginnel_stack::device::{Capabilities, TxClass, TxMeta, TxQueue};
-use ginnel_stack::time::Instant;
+use ginnel_stack::device::{TxMeta, TxQueue};
 
 /// A sending half and the frame that is being built for it.
 pub(crate) struct StagedTx {
@@ -39,48 +38,5 @@ impl StagedTx {
         self.inner.reserve(len)?.copy_from_slice(frame);
         self.inner.commit(len, meta);
         Some(frame)
-    }
-}
-
-/// The buffer as a layer of its own, which makes the room of any device readable.
-impl TxQueue for StagedTx {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.reserve(len)
-    }
-
-    fn commit(&mut self, len: usize, meta: TxMeta) {
-        self.commit(len, meta);
-    }
-
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.frame(len)
-    }
-
-    fn has_backlog(&mut self, frames: usize) -> bool {
-        self.inner.has_backlog(frames)
-    }
-
-    fn select_class(&mut self, class: Option<TxClass>) {
-        self.inner.select_class(class);
-    }
-
-    fn flush(&mut self, now: Instant) {
-        self.inner.flush(now);
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-
-    fn remove_layer(self: Box<Self>) -> Option<Box<dyn TxQueue + Send>> {
-        Some(self.inner)
     }
 }

@@ -270,25 +270,13 @@ pub trait TxQueue {
 
     /// Returns room for one frame of up to `len` bytes (at most `max(mtu + 18, gso_bytes_max)`: 18 is an
     /// Ethernet header with VLAN tag). Its contents are undefined. `None` if the queue is full: try again
-    /// after [`TxQueue::flush`], or drop the frame.
+    /// after [`TxQueue::flush`], or drop the frame. Until the next call on the queue the room can be read, also
+    /// after the borrow has ended, so that a layer can copy a frame before it is committed.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
 
     /// Sends the first `len` bytes of the room that was reserved last. The queue may keep the frame until
     /// [`TxQueue::flush`]. Room that was reserved and not committed is taken back by the next `reserve`.
     fn commit(&mut self, len: usize, meta: TxMeta);
-
-    /// Returns whether [`TxQueue::reserved`] returns the room. Never changes.
-    fn can_read_reserved(&self) -> bool {
-        false
-    }
-
-    /// Returns the first `len` bytes of the room that was reserved last, for layers that examine a frame
-    /// after it was built in place and before it is committed. Nothing else may have been called in between.
-    /// Returns no bytes if [`TxQueue::can_read_reserved`] is false.
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        let _ = len;
-        &[]
-    }
 
     /// Returns whether at least `frames` frames wait in the device for its receiver or for the wire; a frame
     /// in several buffers counts as that many. False for a device that cannot tell, also if `frames` is 0.
@@ -435,12 +423,6 @@ impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
     }
     fn commit(&mut self, len: usize, meta: TxMeta) {
         (**self).commit(len, meta);
-    }
-    fn can_read_reserved(&self) -> bool {
-        (**self).can_read_reserved()
-    }
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        (**self).reserved(len)
     }
     fn has_backlog(&mut self, frames: usize) -> bool {
         (**self).has_backlog(frames)

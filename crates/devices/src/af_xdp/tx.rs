@@ -164,20 +164,6 @@ impl TxQueue for AfXdpTx {
         }
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        if self.is_staged {
-            return self.staged.get(..len).unwrap_or_default();
-        }
-        match self.free_chunks.last() {
-            Some(&address) if len <= self.chunk_bytes => self.chunks.chunk_mut(address, len),
-            _ => &[],
-        }
-    }
-
     fn has_backlog(&mut self, frames: usize) -> bool {
         if self.chunk_count - self.free_chunks.len() >= frames {
             self.reap_completions();

@@ -270,14 +270,6 @@ impl TxQueue for CaptureTx {
         }
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.staged.frame(len)
-    }
-
     fn has_backlog(&mut self, frames: usize) -> bool {
         self.staged.inner.has_backlog(frames)
     }

@@ -395,19 +395,6 @@ impl TxQueue for DpdkTx {
         }
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        let room = match self.room {
-            Room::None => None,
-            Room::Staged(_) => Some(&self.staging[..]),
-            Room::Buffer => self.free.last_mut().map(|entry| &*bytes_of(entry)),
-        };
-        room.and_then(|room| room.get(..len)).unwrap_or_default()
-    }
-
     // What the port has taken and not sent is not counted: DPDK 22.11 has no call that counts it.
     fn has_backlog(&mut self, frames: usize) -> bool {
         if frames == 0 {

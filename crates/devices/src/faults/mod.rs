@@ -139,14 +139,6 @@ impl TxQueue for FaultsTx {
         self.unflushed.push((std::mem::replace(&mut self.buffer, next), meta));
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.buffer.get(..len).unwrap_or_default()
-    }
-
     fn has_backlog(&mut self, frames: usize) -> bool {
         let waiting = self.unflushed_wire_frames + self.pipeline.waiting();
         if waiting >= frames {

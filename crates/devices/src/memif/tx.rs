@@ -340,14 +340,6 @@ impl TxQueue for MemifTx {
         }
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.staging.get(FRAME_AT..FRAME_AT + len).unwrap_or_default()
-    }
-
     fn has_backlog(&mut self, frames: usize) -> bool {
         self.slot.refresh();
         match self.slot.ring.as_mut().map_or(Ok(frames == 0), |ring| ring.has_backlog(frames)) {

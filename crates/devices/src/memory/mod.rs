@@ -153,14 +153,6 @@ impl TxQueue for MemoryTx {
         self.ring.commit(len, meta);
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.ring.reserved(len)
-    }
-
     fn has_backlog(&mut self, frames: usize) -> bool {
         self.backlog.has_segments(&mut self.ring, frames)
     }

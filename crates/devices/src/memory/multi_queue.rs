@@ -165,14 +165,6 @@ impl TxQueue for MultiQueueTx {
         }
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.buffer.get(..len).unwrap_or_default()
-    }
-
     fn flush(&mut self, now: Instant) {
         self.queues.iter_mut().for_each(|queue| queue.flush(now));
     }

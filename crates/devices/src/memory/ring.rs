@@ -299,13 +299,6 @@ impl RecordProducer {
         if unused < self.shared.capacity { unused } else { 0 }
     }
 
-    /// Returns the first `len` bytes of the memory reserved last, or nothing if it has fewer.
-    pub(super) fn reserved(&self, len: usize) -> &[u8] {
-        let Some(room) = self.reservation.filter(|room| len <= room.len) else { return &[] };
-        // SAFETY: as in `reserve`, whose slice cannot exist any more, because it borrows `self` exclusively.
-        unsafe { std::slice::from_raw_parts(self.shared.at(room.start + FRAME_AT).as_ptr(), len) }
-    }
-
     /// Makes a record of the first `len` bytes of the memory reserved last. The consumer sees it after
     /// `publish`.
     ///

@@ -13,8 +13,9 @@
 //! the ring is preceded by a header that sends the reader to the start.
 
 use super::FrameSink;
-use crate::shared_region::Region;
-use ginnel_stack::device::{Gso, GsoKind, TxMeta};
+use crate::offload::meta_of;
+use crate::shared_region::{RECORD_HEADER_BYTES as HEADER_BYTES, RecordWriter, Region, record_bytes};
+use ginnel_stack::device::{Gso, GsoKind, RxChecksum, RxFrame, TxMeta};
 use ginnel_stack::time::Instant;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,10 +32,6 @@ const HEAD_AT: usize = 128;
 const TAIL_AT: usize = 256;
 const LOST_AT: usize = 264;
 const RECORDS_AT: usize = 4096;
-
-const HEADER_BYTES: usize = 16;
-/// Position of the time in the record of a burst.
-const TIME_AT: usize = 8;
 
 /// Bits 0..24 of the first word of a header are the bytes of the copy, bits 24..48 those of the frame, and
 /// the others flags. The second word has start and offset of the checksum, and size and header length of the
@@ -60,22 +57,19 @@ pub type BurstClock = fn(Instant) -> Instant;
 
 /// The writing end.
 pub struct MirrorWriter {
-    region: Region,
+    /// The ring. Its window is what may be written without looking at the reader, up to the end of the lap.
+    records: RecordWriter,
     bytes: usize,
     snaplen: usize,
     clock: BurstClock,
     /// Position of the first byte of this lap through the ring.
     lap: u64,
-    /// Offset of the next record in the ring.
-    at: usize,
-    /// Offset up to which records of this burst may be written without looking at the reader. It is `at`
-    /// until a burst has begun.
-    end: usize,
+    /// Position of the record that begins the burst: all records before are published. The record is written
+    /// when the burst has ended. Room for it is left out beforehand, unless the window is too small.
+    burst: u64,
     /// The reader's position when it was last looked at.
     head: u64,
     lost: u64,
-    /// Offset of the record that begins this burst, whose time is not written yet.
-    burst_at: Option<usize>,
 }
 
 /// The reading end.
@@ -119,49 +113,35 @@ pub fn create(bytes: usize, snaplen: usize, clock: BurstClock) -> io::Result<(Mi
     for page in (0..bytes).step_by(RECORDS_AT) {
         region.u64(RECORDS_AT + page).store(0, Relaxed);
     }
-    let (head, lost) = (0, 0);
-    Ok((
-        MirrorWriter { region, bytes, snaplen, clock, lap: 0, at: 0, end: 0, head, lost, burst_at: None },
-        file,
-    ))
+    let mut records = RecordWriter::new(region, snaplen);
+    records.set_window(RECORDS_AT, RECORDS_AT);
+    Ok((MirrorWriter { records, bytes, snaplen, clock, lap: 0, burst: 0, head: 0, lost: 0 }, file))
 }
 
-/// Returns the bytes of a record with a copy of `copied` bytes.
+/// Returns the header of a frame of `frame_len` bytes, of which `copied` are copied, but for its segmentation.
 #[inline(always)]
-const fn record_bytes(copied: usize) -> usize {
-    (HEADER_BYTES + copied + HEADER_BYTES - 1) & !(HEADER_BYTES - 1)
-}
-
-/// Returns the header of a frame of `frame_len` bytes, of which `copied` are copied.
-#[inline(always)]
-fn encode(copied: usize, frame_len: usize, meta: TxMeta) -> (u64, u64) {
+fn encode(copied: usize, frame_len: usize, partial_checksum: Option<(u16, u16)>) -> [u64; 2] {
     // Lengths of frames are below 2^24.
-    let (mut first, mut second) = (copied as u64 | (frame_len as u64) << LEN_BITS, 0);
-    if let Some((start, offset)) = meta.partial_checksum {
-        first |= FLAG_PARTIAL;
-        second = u64::from(start) | u64::from(offset) << 16;
-    }
-    match meta.gso {
-        None => (first, second),
-        Some(gso) => with_segmentation(first, second, gso),
+    let first = copied as u64 | (frame_len as u64) << LEN_BITS;
+    match partial_checksum {
+        Some((start, offset)) => [first | FLAG_PARTIAL, u64::from(start) | u64::from(offset) << 16],
+        None => [first, 0],
     }
 }
 
-/// Adds the segmentation of a super-frame to its header. A separate function, so that the others, which are
-/// the majority, do not execute its instructions.
-#[cold]
-#[inline(never)]
-fn with_segmentation(first: u64, second: u64, gso: Gso) -> (u64, u64) {
+/// Adds the segmentation of a super-frame to its header.
+fn with_segmentation([first, second]: [u64; 2], gso: Gso) -> [u64; 2] {
     let kind = match gso.kind {
         GsoKind::Tcp4 => 1,
         GsoKind::Tcp6 => 2,
         GsoKind::Udp => 3,
     };
     let flags = kind << GSO_AT | u64::from(gso.ecn) << ECN_AT;
-    (first | flags, second | u64::from(gso.size) << 32 | u64::from(gso.header_len) << 48)
+    [first | flags, second | u64::from(gso.size) << 32 | u64::from(gso.header_len) << 48]
 }
 
-/// Returns the metadata of a frame whose header has these words: the inverse of [`encode`].
+/// Returns the metadata of a frame whose header has these words: the inverse of [`encode`] and
+/// [`with_segmentation`].
 fn decode(flags: u64, word: u64) -> TxMeta {
     // Each field has 16 bits.
     let half = |number: u32| (word >> (16 * number)) as u16;
@@ -178,82 +158,115 @@ fn decode(flags: u64, word: u64) -> TxMeta {
 }
 
 impl MirrorWriter {
-    /// Makes room for a record of `len` bytes at `at`: begins the burst, or the next lap, and looks at the
-    /// reader. Returns false if there is no room.
-    #[cold]
-    #[inline(never)]
+    /// Returns the position of the next record.
+    #[inline(always)]
+    fn next(&self) -> u64 {
+        self.lap + (self.records.next() - RECORDS_AT) as u64
+    }
+
+    /// Returns whether frames were put since the burst began.
+    #[inline(always)]
+    fn has_frames(&self) -> bool {
+        self.next() - self.burst > HEADER_BYTES as u64
+    }
+
+    /// Makes room for a record of `len` bytes, and for that of the burst if it is the first frame: begins the
+    /// next lap, and looks at the reader. Returns false, and changes nothing, if there is no room.
     fn make_room(&mut self, len: usize) -> bool {
-        let begins_burst = self.burst_at.is_none();
-        let needed = len + if begins_burst { HEADER_BYTES } else { 0 };
-        let lap_left = self.bytes - self.at;
-        let skipped = if needed > lap_left { lap_left } else { 0 };
-        let tail = self.lap + self.at as u64;
-        let used_after = |head: u64| tail + (skipped + needed) as u64 - head;
-        let head = self.region.u64(HEAD_AT).load(Acquire);
+        let has_frames = self.has_frames();
+        // The record of the burst precedes its first frame in the lap of that frame.
+        let (start, needed) = if has_frames { (self.next(), len) } else { (self.burst, len + HEADER_BYTES) };
+        // Cannot truncate: a position in this lap.
+        let mut at = (start - self.lap) as usize;
+        let lap_left = self.bytes - at;
+        let wraps = needed > lap_left;
+        let skipped = if wraps { lap_left } else { 0 };
+        let head = self.records.region().u64(HEAD_AT).load(Acquire);
         // A reader that writes nonsense loses its frames.
-        if head < self.head || head > tail || used_after(head) > self.bytes as u64 {
+        if head < self.head
+            || head > self.burst
+            || start + (skipped + needed) as u64 - head > self.bytes as u64
+        {
             return false;
         }
         self.head = head;
-        if skipped > 0 {
-            self.write(self.at, (FLAG_SKIP, 0), &[]);
+        if wraps {
+            if lap_left > 0 {
+                self.write_header(at, [FLAG_SKIP, 0]);
+            }
+            (self.lap, at) = (self.lap + self.bytes as u64, 0);
         }
-        if needed > lap_left {
-            (self.lap, self.at) = (self.lap + self.bytes as u64, 0);
-        }
-        if begins_burst {
-            self.write(self.at, (FLAG_BURST, 0), &[]);
-            self.burst_at = Some(self.at);
-            self.at += HEADER_BYTES;
+        if !has_frames {
+            self.burst = self.lap + at as u64;
+            at += HEADER_BYTES;
         }
         // Cannot truncate: the ring has room for as many bytes.
-        let free = self.bytes - (self.lap + self.at as u64 - head) as usize;
-        self.end = self.bytes.min(self.at + free);
+        let free = self.bytes - (self.lap + at as u64 - head) as usize;
+        self.records.set_window(RECORDS_AT + at, RECORDS_AT + self.bytes.min(at + free));
         true
     }
 
-    /// Puts a frame for which there may be no room.
-    #[cold]
-    #[inline(never)]
-    fn put_or_lose(&mut self, frame: &[u8], meta: TxMeta) {
-        let copied = frame.len().min(self.snaplen);
-        if !self.make_room(record_bytes(copied)) {
-            self.lost += 1;
-            return;
+    /// Writes a header at an offset in the ring.
+    #[inline(always)]
+    fn write_header(&self, at: usize, words: [u64; 2]) {
+        for (number, word) in words.into_iter().enumerate() {
+            self.records.region().u64(RECORDS_AT + at + 8 * number).store(word, Relaxed);
         }
-        let at = self.at;
-        self.at += record_bytes(copied);
-        self.write(at, encode(copied, frame.len(), meta), &frame[..copied]);
     }
 
-    #[inline(always)]
-    fn write(&self, at: usize, (first, second): (u64, u64), bytes: &[u8]) {
-        let is_copied = self.region.copy_in_record(RECORDS_AT + at, [first, second], bytes);
-        debug_assert!(is_copied, "the record is inside of the ring");
+    /// Puts any frame: also a long one, a super-frame, and one for which there may be no room. A separate function, so that the others, which are the majority, do not execute its
+    /// instructions.
+    #[cold]
+    #[inline(never)]
+    fn put_any(&mut self, frame: &[u8], meta: TxMeta) {
+        let bytes = &frame[..frame.len().min(self.snaplen)];
+        let words = encode(bytes.len(), frame.len(), meta.partial_checksum);
+        let words = meta.gso.map_or(words, |gso| with_segmentation(words, gso));
+        let is_put = self.records.append(words, bytes)
+            || self.make_room(record_bytes(bytes.len())) && self.records.append(words, bytes);
+        if !is_put {
+            self.lost += 1;
+            self.records.region().u64(LOST_AT).store(self.lost, Relaxed);
+        }
     }
 }
 
 impl FrameSink for MirrorWriter {
     #[inline(always)]
     fn put(&mut self, frame: &[u8], meta: TxMeta) {
-        let copied = frame.len().min(self.snaplen);
-        let at = self.at;
-        let next = at + record_bytes(copied);
-        if next > self.end {
-            return self.put_or_lose(frame, meta);
+        let words = encode(frame.len(), frame.len(), meta.partial_checksum);
+        if meta.gso.is_some() || !self.records.append_short(words, frame) {
+            self.put_any(frame, meta);
         }
-        // Before the copy, so that fewer values have to survive the call of `memcpy`.
-        self.at = next;
-        self.write(at, encode(copied, frame.len(), meta), &frame[..copied]);
+    }
+
+    #[inline(always)]
+    fn put_received(&mut self, frames: &[RxFrame<'_>]) {
+        for frame in frames {
+            let partial_checksum = match frame.checksum {
+                RxChecksum::Partial { start, offset } => Some((start, offset)),
+                RxChecksum::Unverified | RxChecksum::Verified => None,
+            };
+            let words = encode(frame.bytes.len(), frame.bytes.len(), partial_checksum);
+            if frame.gso.is_some() || !self.records.append_short(words, frame.bytes) {
+                self.put_any(frame.bytes, meta_of(frame));
+            }
+        }
     }
 
     fn end_burst(&mut self, now: Instant) {
-        self.region.u64(LOST_AT).store(self.lost, Relaxed);
-        let Some(at) = self.burst_at.take() else { return };
+        if !self.has_frames() {
+            return;
+        }
         let time = (self.clock)(now).as_nanos();
-        self.region.u64(RECORDS_AT + at + TIME_AT).store(time, Relaxed);
-        self.end = self.at;
-        self.region.u64(TAIL_AT).store(self.lap + self.at as u64, Release);
+        // Cannot truncate: the remainder is below the size of the ring, which is a power of two.
+        let at = (self.burst & (self.bytes as u64 - 1)) as usize;
+        self.write_header(at, [FLAG_BURST, time]);
+        let next = self.next();
+        self.records.region().u64(TAIL_AT).store(next, Release);
+        self.burst = next;
+        // If there is no room for the record of the next burst, its first frame makes room for both.
+        self.records.skip_header();
     }
 }
 
@@ -320,7 +333,7 @@ impl MirrorReader {
             // Cannot truncate: both have 24 bits.
             let copied_len = (first & LEN_MASK) as usize;
             let frame_len = (first >> LEN_BITS & LEN_MASK) as usize;
-            let len = (HEADER_BYTES + copied_len).next_multiple_of(HEADER_BYTES);
+            let len = record_bytes(copied_len);
             let at = self.time.ok_or_else(corrupt)?;
             if copied_len > frame_len || offset + len > self.bytes || self.head + len as u64 > end {
                 return Err(corrupt());

@@ -77,34 +77,83 @@ fn layers_can_be_removed() {
     assert!(left.rx.remove_layer().is_none() && left.tx.remove_layer().is_none());
 }
 
-/// A queue whose room cannot be read.
-struct UnreadableTx(Box<dyn TxQueue + Send>);
+/// Puts layers around a device that do not use wide vectors.
+fn mirrored_without_vectors(device: Device) -> (Device, [MirrorReader; 2]) {
+    let [received, sent] = [0; 2].map(|_| ring::create(1 << 20, 2000, |now| now).expect("memory"));
+    let readers = [&received.1, &sent.1].map(|file| MirrorReader::open(file).expect("a ring"));
+    let rx = Box::new(MirrorRx::<_, false> { inner: device.rx, sink: received.0 });
+    (Device { rx, tx: Box::new(MirrorTx::<_, false>::new(device.tx, sent.0)) }, readers)
+}
 
-impl TxQueue for UnreadableTx {
+#[test]
+fn frames_are_mirrored_with_and_without_vectors() {
+    for with_vectors in [true, false] {
+        let (left, mut right) = pair(MemoryConfig::default());
+        let (mut left, [mut received, mut sent]) = match with_vectors {
+            true => mirrored(left, 1 << 20),
+            false => mirrored_without_vectors(left),
+        };
+        let frames: Vec<Vec<u8>> = (40..600).map(|len| vec![len as u8; len]).collect();
+        for frame in &frames {
+            send(&mut left, frame);
+            send(&mut right, frame);
+            assert_eq!((receive(&mut left), receive(&mut right)), (vec![frame.clone()], vec![frame.clone()]));
+        }
+        assert!(copies(&mut received) == frames && copies(&mut sent) == frames, "{with_vectors}");
+    }
+}
+
+/// A queue that takes back its room at every call.
+struct ChangingTx(Vec<u8>);
+
+impl TxQueue for ChangingTx {
     fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+        let (mac, mtu) = ([2, 0, 0, 0, 0, 1], 1500);
+        Capabilities { mac, mtu, tx_checksum: true, gso_bytes_max: 0, uso: false, labels: false }
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.0.reserve(len)
+        self.0 = vec![0; len];
+        Some(&mut self.0)
     }
 
-    fn commit(&mut self, len: usize, meta: TxMeta) {
-        self.0.commit(len, meta);
+    fn commit(&mut self, _: usize, _: TxMeta) {
+        self.0 = Vec::new();
     }
 
-    fn flush(&mut self, now: Instant) {
-        self.0.flush(now);
+    fn has_backlog(&mut self, _: usize) -> bool {
+        self.0 = Vec::new();
+        false
+    }
+
+    fn select_class(&mut self, _: Option<TxClass>) {
+        self.0 = Vec::new();
+    }
+
+    fn flush(&mut self, _: Instant) {
+        self.0 = Vec::new();
     }
 }
 
 #[test]
-fn device_without_readable_room_is_mirrored() {
-    let (left, mut right) = pair(MemoryConfig::default());
-    let left = Device { rx: left.rx, tx: Box::new(UnreadableTx(left.tx)) };
-    let (mut left, [_, mut sent]) = mirrored(left, 0);
-    send(&mut left, &[1; 60]);
-    assert_eq!((receive(&mut right), copies(&mut sent)), (vec![vec![1; 60]], vec![vec![1; 60]]));
-    let left = left.tx.remove_layer().expect("a layer");
-    assert!(!left.can_read_reserved() && left.remove_layer().is_none(), "both layers are removed");
+fn room_is_not_read_after_another_call() {
+    let calls: [fn(&mut dyn TxQueue); 6] = [
+        |tx| tx.commit(60, TxMeta::NONE),
+        |tx| tx.flush(Instant::ZERO),
+        |tx| tx.select_class(None),
+        |tx| _ = tx.has_backlog(1),
+        |tx| _ = tx.next_deadline(),
+        |tx| _ = tx.reserve(59),
+    ];
+    let (ring, file) = ring::create(0, 2000, |now| now).expect("memory");
+    let mut reader = MirrorReader::open(&file).expect("a ring");
+    let mut tx = wrap_tx(Box::new(ChangingTx(Vec::new())), ring);
+    for (number, call) in calls.into_iter().enumerate() {
+        tx.reserve(60).expect("room").fill(1);
+        call(&mut *tx);
+        tx.commit(60, TxMeta::NONE);
+        tx.flush(Instant::ZERO);
+        let expected = if number == 0 { vec![vec![1; 60]] } else { vec![] };
+        assert_eq!(copies(&mut reader), expected, "{number}");
+    }
 }

@@ -314,14 +314,6 @@ impl TxQueue for TapTx {
         }
     }
 
-    fn can_read_reserved(&self) -> bool {
-        true
-    }
-
-    fn reserved(&mut self, len: usize) -> &[u8] {
-        self.buffer.get(vnet::LEN..vnet::LEN + len).unwrap_or_default()
-    }
-
     fn flush(&mut self, _now: Instant) {}
 }
 

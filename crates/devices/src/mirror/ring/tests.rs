@@ -70,6 +70,91 @@ fn full_ring_loses_frames_and_counts_them() {
     assert_eq!(read_all(&mut reader).len(), 1, "only the beginning is copied");
 }
 
+/// Returns a frame whose record has `len` bytes.
+fn frame_of_record(len: usize) -> Vec<u8> {
+    vec![5; len - HEADER_BYTES]
+}
+
+#[test]
+fn one_burst_fills_the_ring_exactly() {
+    let (mut writer, mut reader) = pair(RING_BYTES_MIN, usize::MAX);
+    // Each burst is a lap.
+    for step in 0..5 {
+        let frames = RING_BYTES_MIN / 4096;
+        for number in 0..frames {
+            // The record of the burst is in the ring, too.
+            let len = if number == 0 { 4096 - HEADER_BYTES } else { 4096 };
+            writer.put(&frame_of_record(len), TxMeta::NONE);
+        }
+        writer.put(&[6; 20], TxMeta::NONE);
+        writer.end_burst(Instant::from_millis(step));
+        assert_eq!(reader.lost(), step + 1, "the last frame finds no room");
+        let seen = read_all(&mut reader);
+        assert_eq!(seen.len(), frames);
+        assert!(seen.iter().all(|(frame, _)| frame.at == Instant::from_millis(step) + LATER));
+    }
+}
+
+#[test]
+fn burst_continues_in_the_next_lap() {
+    let (mut writer, mut reader) = pair(RING_BYTES_MIN, usize::MAX);
+    // Leaves room at the end of the lap for `left` bytes, in which the record of a burst fits or not.
+    for left in [0, 16, 32, 48, 1008, 1024, 1040] {
+        let used = writer.next() as usize % RING_BYTES_MIN;
+        let used = if used == 0 { HEADER_BYTES } else { used };
+        writer.put(&frame_of_record(RING_BYTES_MIN - used - left), TxMeta::NONE);
+        writer.end_burst(Instant::ZERO);
+        assert_eq!(read_all(&mut reader).len(), 1, "{left}");
+        writer.end_burst(Instant::from_millis(1));
+        assert_eq!(read_all(&mut reader), [], "{left}: the burst has no frames");
+        for number in 0..3 {
+            writer.put(&[number; 1000], TxMeta::NONE);
+        }
+        writer.end_burst(Instant::from_millis(2));
+        let seen = read_all(&mut reader);
+        assert_eq!(seen.len(), 3, "{left}");
+        for ((frame, bytes), number) in seen.iter().zip(0..) {
+            assert_eq!(
+                (frame.at, &bytes[..]),
+                (Instant::from_millis(2) + LATER, &[number; 1000][..]),
+                "{left}"
+            );
+        }
+        // The next lap is used up to its end again.
+        let used = writer.next() as usize % RING_BYTES_MIN;
+        assert!(used <= 3 * 1024 + 2 * HEADER_BYTES, "{left}: {used}");
+    }
+    assert_eq!(reader.lost(), 0);
+}
+
+#[test]
+fn received_frames_arrive_as_sent_ones() {
+    let gso = Gso { kind: GsoKind::Tcp4, size: 500, header_len: 54, ecn: false };
+    let frames = [20, 32, 64, 100, 300, 512, 513, 1500, 3000].map(|len| vec![len as u8; len]);
+    for snaplen in [10, 32, 96, 400, 1 << 16] {
+        let (mut writer, mut reader) = pair(0, snaplen);
+        let mut burst = Vec::new();
+        for bytes in &frames {
+            let checksum = RxChecksum::Partial { start: 34, offset: 16 };
+            burst.push(RxFrame::new(bytes));
+            burst.push(RxFrame { checksum: RxChecksum::Verified, ..RxFrame::new(bytes) });
+            burst.push(RxFrame { checksum, ..RxFrame::new(bytes) });
+            burst.push(RxFrame { checksum, gso: Some(gso), ..RxFrame::new(bytes) });
+        }
+        writer.put_received(&burst);
+        writer.end_burst(Instant::ZERO);
+        let received = read_all(&mut reader);
+        burst.iter().for_each(|frame| writer.put(frame.bytes, meta_of(frame)));
+        writer.end_burst(Instant::ZERO);
+        assert_eq!(received, read_all(&mut reader), "{snaplen}");
+        assert_eq!(received.len(), burst.len());
+        for ((seen, copy), frame) in received.iter().zip(&burst) {
+            assert_eq!((seen.frame_len, seen.meta), (frame.bytes.len(), meta_of(frame)), "{snaplen}");
+            assert_eq!(copy, &frame.bytes[..frame.bytes.len().min(snaplen)], "{snaplen}");
+        }
+    }
+}
+
 /// Sends a burst with a frame of 1000 bytes. Returns whether it was written.
 fn put_burst(writer: &mut MirrorWriter) -> bool {
     let lost = writer.lost;
@@ -78,8 +163,15 @@ fn put_burst(writer: &mut MirrorWriter) -> bool {
     writer.lost == lost
 }
 
+/// Returns the position of the writer that it has published.
 fn tail(writer: &MirrorWriter) -> u64 {
-    writer.lap + writer.at as u64
+    writer.records.region().u64(TAIL_AT).load(Relaxed)
+}
+
+/// Lets the writer look at the reader at the next frame, as if there were no room left.
+fn close_window(writer: &mut MirrorWriter) {
+    let at = RECORDS_AT + (writer.burst - writer.lap) as usize;
+    writer.records.set_window(at, at);
 }
 
 /// Lets the reader continue after everything that was written.
@@ -97,6 +189,9 @@ fn a_reader_that_writes_nonsense_harms_only_itself() {
     let (mut writer, mut reader) = pair(RING_BYTES_MIN, 2000);
     assert!((0..10).all(|_| put_burst(&mut writer)));
     assert_eq!(read_all(&mut reader).len(), 10);
+    assert_eq!(writer.head, 0, "the reader is looked at only if there is no room");
+    close_window(&mut writer);
+    assert!(put_burst(&mut writer));
     // A position that a reader could have is accepted, even if no record begins there.
     let claims: [(ClaimedHead, bool); 9] = [
         (|writer| tail(writer) - 8, true),
@@ -112,9 +207,11 @@ fn a_reader_that_writes_nonsense_harms_only_itself() {
     for (number, (claimed_head, is_written)) in claims.into_iter().enumerate() {
         let head = claimed_head(&writer);
         reader.region.u64(HEAD_AT).store(head, Release);
+        close_window(&mut writer);
         assert_eq!(put_burst(&mut writer), is_written, "{number}: {head}");
     }
     begin_anew(&mut reader);
+    close_window(&mut writer);
     assert!(put_burst(&mut writer));
     assert_eq!(read_all(&mut reader)[0].1, [1; 1000]);
 }
@@ -163,8 +260,9 @@ proptest! {
             writer.put(&vec![7; len], TxMeta::NONE);
             prop_assert!(writer.lost - lost <= 1);
             written += 1 - (writer.lost - lost);
-            prop_assert!(writer.at <= writer.bytes && writer.at.is_multiple_of(HEADER_BYTES));
-            prop_assert!(writer.end <= writer.bytes && writer.head <= tail(&writer));
+            let at = writer.records.next() - RECORDS_AT;
+            prop_assert!(at <= writer.bytes && at.is_multiple_of(HEADER_BYTES));
+            prop_assert!(writer.head <= writer.burst && writer.burst <= writer.next());
             if ends_burst {
                 writer.end_burst(Instant::ZERO);
             }
