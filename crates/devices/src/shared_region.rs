@@ -199,21 +199,25 @@ pub(crate) const fn record_bytes(len: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct RecordWriter {
     region: Region,
-    /// Offset of the next record.
-    next: usize,
-    /// End of the window: at least `next`, and at most the length of the region.
-    end: usize,
+    /// Start of the next record, in the region or at its end.
+    next: *mut u8,
+    /// End of the window: at least `next`, and at most the end of the region.
+    end: *mut u8,
     /// Number of lengths from [`SHORT_BYTES_MIN`] on that [`RecordWriter::append_short`] copies; the longest
     /// is at most [`SHORT_BYTES_MAX`].
     short_lengths: usize,
 }
+
+// SAFETY: the pointers are into the region, which goes to the other thread with them.
+unsafe impl Send for RecordWriter {}
 
 impl RecordWriter {
     /// Creates a writer with an empty window at the start of the region. [`RecordWriter::append_short`]
     /// refuses what is longer than `short_bytes_max` bytes.
     pub(crate) fn new(region: Region, short_bytes_max: usize) -> Self {
         let short_lengths = (short_bytes_max.min(SHORT_BYTES_MAX) + 1).saturating_sub(SHORT_BYTES_MIN);
-        Self { region, next: 0, end: 0, short_lengths }
+        let base = region.base.as_ptr();
+        Self { region, next: base, end: base, short_lengths }
     }
 
     /// Returns the region.
@@ -225,7 +229,7 @@ impl RecordWriter {
     /// Returns the offset of the next record.
     #[inline(always)]
     pub(crate) fn next(&self) -> usize {
-        self.next
+        self.next.addr() - self.region.base.as_ptr().addr()
     }
 
     /// Sets the window: the offset of the next record, and the offset that no record may exceed.
@@ -233,15 +237,19 @@ impl RecordWriter {
     /// Panics if the window is not inside the region, which is a bug of the caller.
     pub(crate) fn set_window(&mut self, next: usize, end: usize) {
         assert!(next <= end && end <= self.region.len, "the window is outside of the region");
-        (self.next, self.end) = (next, end);
+        let base = self.region.base.as_ptr();
+        (self.next, self.end) = (base.wrapping_add(next), base.wrapping_add(end));
     }
 
     /// Leaves out room for a header, which the caller writes later. Returns false, and leaves out nothing, if
     /// the window has no room.
     #[inline(always)]
     pub(crate) fn skip_header(&mut self) -> bool {
-        let has_room = self.end - self.next >= RECORD_HEADER_BYTES;
-        self.next += if has_room { RECORD_HEADER_BYTES } else { 0 };
+        let next = self.next.wrapping_add(RECORD_HEADER_BYTES);
+        let has_room = next <= self.end;
+        if has_room {
+            self.next = next;
+        }
         has_room
     }
 
@@ -251,7 +259,7 @@ impl RecordWriter {
         let Some(to) = self.append_header(words, bytes.len()) else { return false };
         // SAFETY: the record has room for the bytes inside the mapping. They are private memory, so they do
         // not overlap with it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         true
     }
 
@@ -266,25 +274,25 @@ impl RecordWriter {
         }
         let Some(to) = self.append_header(words, bytes.len()) else { return false };
         // SAFETY: as in `append`, and the length was checked.
-        unsafe { copy_short(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        unsafe { copy_short(bytes.as_ptr(), to, bytes.len()) };
         true
     }
 
     /// Appends the header of a record with `len` bytes, the length of memory. Returns where they belong;
     /// `None` if the window has no room.
     #[inline(always)]
-    fn append_header(&mut self, words: [u64; 2], len: usize) -> Option<NonNull<u8>> {
+    fn append_header(&mut self, words: [u64; 2], len: usize) -> Option<*mut u8> {
         let start = self.next;
-        // Cannot overflow: both are lengths of memory, which are at most `isize::MAX`.
-        let next = start + record_bytes(len);
+        // Cannot overflow: a mapping ends below 2^63 (the kernel has the upper half), and memory is shorter.
+        // Records are aligned, so the end of the record is rounded up instead of its length.
+        let next = start.map_addr(|start| record_bytes(start + len));
         if next > self.end {
             return None;
         }
         self.next = next;
-        // SAFETY: the record ends at `next`, which is inside the mapping, since the window is. The words may
-        // be at any address.
+        // SAFETY: the header and the bytes end at `next` or before, which is inside the mapping, since the
+        // window is. The words may be at any address.
         unsafe {
-            let start = self.region.base.add(start);
             start.cast::<[u64; 2]>().write_unaligned(words);
             Some(start.add(RECORD_HEADER_BYTES))
         }

@@ -19,6 +19,13 @@ pub trait FrameSink: Send {
     /// Gets a frame, with the checksum and the segmentation that were left to the device.
     fn put(&mut self, frame: &[u8], meta: TxMeta);
 
+    /// Gets a frame if that takes only a few instructions. Returns false if [`FrameSink::put`] must get it.
+    #[inline(always)]
+    fn put_short(&mut self, frame: &[u8], meta: &TxMeta) -> bool {
+        self.put(frame, *meta);
+        true
+    }
+
     /// Gets received frames.
     #[inline(always)]
     fn put_received(&mut self, frames: &[RxFrame<'_>]) {
@@ -141,13 +148,29 @@ impl<S: FrameSink, const WIDE: bool> RxQueue for MirrorRx<S, WIDE> {
     }
 }
 
+/// The room that a queue has lent last.
+struct LentRoom {
+    start: NonNull<u8>,
+    /// Length of the room; 0 if anything else was asked of the queue since: it may have taken back the room.
+    len: Cell<usize>,
+}
+
+impl LentRoom {
+    /// Returns the first `len` bytes of the room, if the room can be read.
+    #[inline(always)]
+    fn frame(&self, len: usize) -> Option<&[u8]> {
+        // SAFETY: the room is as long, and still there, since nothing was asked of the queue after it was
+        // lent; the borrow from which it was written has ended with the call of a method of the layer. If
+        // there is no room, no bytes are at any address.
+        (len <= self.len.get()).then(|| unsafe { std::slice::from_raw_parts(self.start.as_ptr(), len) })
+    }
+}
+
 /// `WIDE` is true only if the processor has wide vectors.
 struct MirrorTx<S, const WIDE: bool> {
     inner: Box<dyn TxQueue + Send>,
     capabilities: Capabilities,
-    /// The room that `inner` has lent, if nothing else was asked of `inner` since: until then nobody takes it
-    /// back or changes it.
-    room: Cell<Option<NonNull<[u8]>>>,
+    room: LentRoom,
     sink: S,
 }
 
@@ -156,30 +179,38 @@ unsafe impl<S: Send, const WIDE: bool> Send for MirrorTx<S, WIDE> {}
 
 impl<S: FrameSink, const WIDE: bool> MirrorTx<S, WIDE> {
     fn new(inner: Box<dyn TxQueue + Send>, sink: S) -> Self {
-        Self { capabilities: inner.capabilities(), inner, room: Cell::new(None), sink }
+        let room = LentRoom { start: NonNull::dangling(), len: Cell::new(0) };
+        Self { capabilities: inner.capabilities(), inner, room, sink }
     }
 
     /// Returns the queue below, which may take back the room that it has lent.
     fn inner(&self) -> &(dyn TxQueue + Send) {
-        self.room.set(None);
+        self.room.len.set(0);
         &*self.inner
     }
 
     /// As [`MirrorTx::inner`].
     #[inline(always)]
     fn inner_mut(&mut self) -> &mut (dyn TxQueue + Send) {
-        self.room.set(None);
+        self.room.len.set(0);
         &mut *self.inner
     }
 
     #[inline(always)]
     fn copy_and_commit(&mut self, len: usize, meta: TxMeta) {
-        if let Some(room) = self.room.get()
-            && len <= room.len()
-        {
-            // SAFETY: the room is longer. It is still there, since nothing was asked of `inner` after it was
-            // lent, and the borrow from which the caller wrote to it has ended with this call.
-            let frame = unsafe { std::slice::from_raw_parts(room.cast().as_ptr(), len) };
+        let Some(frame) = self.room.frame(len) else { return self.inner_mut().commit(len, meta) };
+        if !self.sink.put_short(frame, &meta) {
+            return self.copy_any_and_commit(len, meta);
+        }
+        self.inner_mut().commit(len, meta);
+    }
+
+    /// Copies a frame that the sink does not get by [`FrameSink::put_short`]. A separate function, so that
+    /// the others do not save the registers that it needs.
+    #[cold]
+    #[inline(never)]
+    fn copy_any_and_commit(&mut self, len: usize, meta: TxMeta) {
+        if let Some(frame) = self.room.frame(len) {
             self.sink.put(frame, meta);
         }
         self.inner_mut().commit(len, meta);
@@ -192,10 +223,10 @@ impl<S: FrameSink, const WIDE: bool> TxQueue for MirrorTx<S, WIDE> {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        let room = self.inner_mut().reserve(len).map(NonNull::from);
-        self.room.set(room);
+        let mut room = NonNull::from(self.inner_mut().reserve(len)?);
+        self.room = LentRoom { start: room.cast(), len: Cell::new(room.len()) };
         // SAFETY: the queue lends the room as long as `self` is borrowed.
-        room.map(|mut room| unsafe { room.as_mut() })
+        Some(unsafe { room.as_mut() })
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {

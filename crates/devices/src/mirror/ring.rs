@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GINNELMR");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 8;
 const BYTES_AT: usize = 16;
@@ -33,19 +33,19 @@ const TAIL_AT: usize = 256;
 const LOST_AT: usize = 264;
 const RECORDS_AT: usize = 4096;
 
-/// Bits 0..24 of the first word of a header are the bytes of the copy, bits 24..48 those of the frame, and
-/// the others flags. The second word has start and offset of the checksum, and size and header length of the
-/// segmentation, or the time of the burst.
-const LEN_BITS: u32 = 24;
-const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
-const FLAG_PARTIAL: u64 = 1 << 48;
+/// Bits 0..24 of the first word of a header are the bytes of the frame, bits 32..56 those of them that were
+/// not copied, and the others flags. The second word has start and offset of the checksum, and size and
+/// header length of the segmentation, or the time of the burst.
+const LEN_MASK: u64 = (1 << 24) - 1;
+const MISSING_AT: u32 = 32;
+const FLAG_PARTIAL: u64 = 1 << 24;
 /// The record sends the reader to the start of the ring.
-const FLAG_SKIP: u64 = 1 << 49;
+const FLAG_SKIP: u64 = 1 << 25;
 /// The record begins a burst.
-const FLAG_BURST: u64 = 1 << 50;
+const FLAG_BURST: u64 = 1 << 26;
 /// Position of the kind of segmentation in the flags; 0 is none.
-const GSO_AT: u32 = 52;
-const ECN_AT: u32 = 54;
+const GSO_AT: u32 = 27;
+const ECN_AT: u32 = 29;
 
 /// Smallest ring in bytes.
 pub const RING_BYTES_MIN: usize = 1 << 16;
@@ -118,14 +118,14 @@ pub fn create(bytes: usize, snaplen: usize, clock: BurstClock) -> io::Result<(Mi
     Ok((MirrorWriter { records, bytes, snaplen, clock, lap: 0, burst: 0, head: 0, lost: 0 }, file))
 }
 
-/// Returns the header of a frame of `frame_len` bytes, of which `copied` are copied, but for its segmentation.
+/// Returns the header of a frame of `len` bytes that is copied completely, but for its segmentation.
 #[inline(always)]
-fn encode(copied: usize, frame_len: usize, partial_checksum: Option<(u16, u16)>) -> [u64; 2] {
+fn encode(len: usize, partial_checksum: Option<(u16, u16)>) -> [u64; 2] {
     // Lengths of frames are below 2^24.
-    let first = copied as u64 | (frame_len as u64) << LEN_BITS;
+    let len = len as u64;
     match partial_checksum {
-        Some((start, offset)) => [first | FLAG_PARTIAL, u64::from(start) | u64::from(offset) << 16],
-        None => [first, 0],
+        Some((start, offset)) => [len | FLAG_PARTIAL, u64::from(start) | u64::from(offset) << 16],
+        None => [len, 0],
     }
 }
 
@@ -220,7 +220,8 @@ impl MirrorWriter {
     #[inline(never)]
     fn put_any(&mut self, frame: &[u8], meta: TxMeta) {
         let bytes = &frame[..frame.len().min(self.snaplen)];
-        let words = encode(bytes.len(), frame.len(), meta.partial_checksum);
+        let [first, second] = encode(frame.len(), meta.partial_checksum);
+        let words = [first | ((frame.len() - bytes.len()) as u64) << MISSING_AT, second];
         let words = meta.gso.map_or(words, |gso| with_segmentation(words, gso));
         let is_put = self.records.append(words, bytes)
             || self.make_room(record_bytes(bytes.len())) && self.records.append(words, bytes);
@@ -232,12 +233,15 @@ impl MirrorWriter {
 }
 
 impl FrameSink for MirrorWriter {
-    #[inline(always)]
     fn put(&mut self, frame: &[u8], meta: TxMeta) {
-        let words = encode(frame.len(), frame.len(), meta.partial_checksum);
-        if meta.gso.is_some() || !self.records.append_short(words, frame) {
+        if !self.put_short(frame, &meta) {
             self.put_any(frame, meta);
         }
+    }
+
+    #[inline(always)]
+    fn put_short(&mut self, frame: &[u8], meta: &TxMeta) -> bool {
+        meta.gso.is_none() && self.records.append_short(encode(frame.len(), meta.partial_checksum), frame)
     }
 
     #[inline(always)]
@@ -247,7 +251,7 @@ impl FrameSink for MirrorWriter {
                 RxChecksum::Partial { start, offset } => Some((start, offset)),
                 RxChecksum::Unverified | RxChecksum::Verified => None,
             };
-            let words = encode(frame.bytes.len(), frame.bytes.len(), partial_checksum);
+            let words = encode(frame.bytes.len(), partial_checksum);
             if frame.gso.is_some() || !self.records.append_short(words, frame.bytes) {
                 self.put_any(frame.bytes, meta_of(frame));
             }
@@ -331,11 +335,12 @@ impl MirrorReader {
                 continue;
             }
             // Cannot truncate: both have 24 bits.
-            let copied_len = (first & LEN_MASK) as usize;
-            let frame_len = (first >> LEN_BITS & LEN_MASK) as usize;
+            let frame_len = (first & LEN_MASK) as usize;
+            let missing = (first >> MISSING_AT & LEN_MASK) as usize;
+            let copied_len = frame_len.checked_sub(missing).ok_or_else(corrupt)?;
             let len = record_bytes(copied_len);
             let at = self.time.ok_or_else(corrupt)?;
-            if copied_len > frame_len || offset + len > self.bytes || self.head + len as u64 > end {
+            if offset + len > self.bytes || self.head + len as u64 > end {
                 return Err(corrupt());
             }
             let start = out.len();

@@ -221,7 +221,18 @@ fn a_corrupt_ring_is_an_error() {
     let (mut writer, mut reader) = pair(RING_BYTES_MIN, 2000);
     writer.put(&[0; 100], TxMeta::NONE);
     writer.end_burst(Instant::ZERO);
-    for (at, value) in [(TAIL_AT, 1 << 40), (RECORDS_AT, u64::MAX), (RECORDS_AT, 99)] {
+    let frame_at = RECORDS_AT + HEADER_BYTES;
+    let lies = [
+        (TAIL_AT, 1 << 40),
+        (RECORDS_AT, u64::MAX),
+        (RECORDS_AT, 99),
+        // More bytes are missing than the frame has; the record is longer than what was written.
+        (frame_at, 100 | 101 << MISSING_AT),
+        (frame_at, LEN_MASK << MISSING_AT),
+        (frame_at, 1000),
+        (frame_at, LEN_MASK),
+    ];
+    for (at, value) in lies {
         let before = reader.region.u64(at).load(Relaxed);
         reader.region.u64(at).store(value, Relaxed);
         let result = reader.written().and_then(|end| reader.read(end, &mut Vec::new()));

@@ -1,0 +1,130 @@
+//! Runs `ginnel load iot` and `ginnel iot` in turns on one thread, in simulated time, to count what the server
+//! costs per message. A part of this program stands for Redis, so that each run has the same steps.
+
+use crate::generator::{config, failed, mirrored, options};
+use crate::harness::MeasureError;
+use crate::server::{Checksums, SERVER, ShardServer, cable};
+use crate::single_thread::{START, TICK, server_turn};
+use core::net::Ipv4Addr;
+use core::time::Duration;
+use ginnel::Error;
+use ginnel_apps::iot::{Iot, IotOptions, RedisAddress};
+use ginnel_apps::load::light::{LightWorker, WorkerStack};
+use ginnel_apps::load::messages::{IotLoadOptions, MessageJob, MessageLoadOptions};
+use ginnel_apps::load::plan::WorkerShare;
+use ginnel_stack::device::Device;
+use ginnel_stack::tcp::config::TcpConfig;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Connections, each of which sends a message in 100 ms: its acknowledgement does not wait for the next one.
+const CONNECTIONS: u64 = 1600;
+/// Messages that are due in each turn.
+const MESSAGES_PER_TURN: u64 = 16;
+
+/// A run with messages of 200 bytes: 5 % are urgent requests, 5 % ordinary ones, and the others heartbeats.
+pub struct IotCase {
+    /// True if a monitor gets copies of the frames of `ginnel iot`.
+    pub is_mirrored: bool,
+    /// Number of messages.
+    pub messages: u64,
+    /// TCP configuration of both ends.
+    pub tcp: TcpConfig,
+}
+
+impl IotCase {
+    /// Runs the generator to its end against the server.
+    pub fn run(&self) -> Result<(), MeasureError> {
+        let (server_end, client_end) = cable(Checksums::Device, 1 << 22);
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("redis.sock");
+        let mut redis = ScriptedRedis::listen(&path)?;
+        let handler = Iot::new(&options::<IotOptions>(&[]), &[RedisAddress::Unix(path)]).map_err(failed)?;
+        let server_end = if self.is_mirrored { mirrored(server_end)? } else { server_end };
+        let mut server = ShardServer::new(server_end, handler, self.tcp.clone(), START).map_err(failed)?;
+        let mut generator = self.generator(client_end).map_err(failed)?;
+        let mut now = START;
+        loop {
+            if now > START + Duration::from_secs(600) {
+                return Err(MeasureError::Failed("the generator makes no progress".into()));
+            }
+            server_turn(&mut server, now);
+            redis.turn()?;
+            if generator.turn(now).done && server.handler().waiting() == 0 {
+                break;
+            }
+            now += TICK;
+        }
+        match server.handler().counters().done {
+            done if done == self.messages => Ok(()),
+            done => Err(MeasureError::Failed(format!("{done} of {} messages were stored", self.messages))),
+        }
+    }
+
+    fn generator(&self, client_end: Device) -> Result<LightWorker<MessageJob>, Error> {
+        let (server, connections) = (Ipv4Addr::from_bits(SERVER.ip).to_string(), CONNECTIONS.to_string());
+        let turns = |messages: u64| TICK * u32::try_from(messages / MESSAGES_PER_TURN).unwrap_or(u32::MAX);
+        let seconds = |time: Duration| format!("{}s", time.as_secs_f64());
+        let (burst, epoch) = (MESSAGES_PER_TURN.to_string(), seconds(turns(CONNECTIONS)));
+        let duration = seconds(turns(self.messages));
+        let words = [
+            ["--connections", &connections],
+            ["--burst", &burst],
+            ["--epoch", &epoch],
+            ["--duration", &duration],
+            ["--low-share", "0.05"],
+        ];
+        let words = [&[&*server], words.as_flattened()].concat();
+        let job = options::<IotLoadOptions>(&words).job(None)?;
+        let stack = WorkerStack { config: config(self.tcp.clone()), device: Some(client_end) };
+        LightWorker::new(&job, WorkerShare::WHOLE, Arc::default(), stack, START)
+    }
+}
+
+/// Answers the commands of `ginnel iot`: GET with a number, and SET.
+struct ScriptedRedis {
+    listener: UnixListener,
+    clients: Vec<UnixStream>,
+    /// True if the last byte that was read begins a command.
+    has_begun: bool,
+}
+
+impl ScriptedRedis {
+    fn listen(path: &Path) -> Result<Self, MeasureError> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, clients: Vec::new(), has_begun: false })
+    }
+
+    /// Answers all commands that have arrived.
+    fn turn(&mut self) -> Result<(), MeasureError> {
+        while let Ok((client, _)) = self.listener.accept() {
+            client.set_nonblocking(true)?;
+            self.clients.push(client);
+        }
+        let (mut commands, mut replies) = ([0; 64 << 10], Vec::new());
+        for client in &mut self.clients {
+            loop {
+                let len = match client.read(&mut commands) {
+                    Ok(0) => break,
+                    Ok(len) => len,
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) => return Err(e.into()),
+                };
+                for byte in &commands[..len] {
+                    // Keys and values have no asterisk.
+                    match (core::mem::replace(&mut self.has_begun, *byte == b'*'), byte) {
+                        (true, b'2') => replies.extend_from_slice(b"$1\r\n1\r\n"),
+                        (true, _) => replies.extend_from_slice(b"+OK\r\n"),
+                        (false, _) => {}
+                    }
+                }
+            }
+            client.write_all(&replies)?;
+            replies.clear();
+        }
+        Ok(())
+    }
+}
