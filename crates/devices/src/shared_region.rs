@@ -186,7 +186,9 @@ pub(crate) const RECORD_HEADER_BYTES: usize = 16;
 /// Bounds of what [`RecordWriter::append_short`] copies. Nearly all frames with a request, a short response or
 /// an acknowledgement are within.
 const SHORT_BYTES_MIN: usize = 32;
-const SHORT_BYTES_MAX: usize = 512;
+pub(crate) const SHORT_BYTES_MAX: usize = 512;
+/// Bytes of the page with the words that [`RecordWriter::control`] returns.
+const CONTROL_BYTES: usize = 4096;
 
 /// Returns the bytes of a record with `len` bytes after its header.
 #[inline(always)]
@@ -203,26 +205,45 @@ pub(crate) struct RecordWriter {
     next: *mut u8,
     /// End of the window: at least `next`, and at most the end of the region.
     end: *mut u8,
-    /// Number of lengths from [`SHORT_BYTES_MIN`] on that [`RecordWriter::append_short`] copies; the longest
-    /// is at most [`SHORT_BYTES_MAX`].
-    short_lengths: usize,
+    /// End of the window for [`RecordWriter::append_short`]: `end`, or null if that method must not be used.
+    short_end: *mut u8,
+    has_short: bool,
 }
 
 // SAFETY: the pointers are into the region, which goes to the other thread with them.
 unsafe impl Send for RecordWriter {}
 
 impl RecordWriter {
-    /// Creates a writer with an empty window at the start of the region. [`RecordWriter::append_short`]
-    /// refuses what is longer than `short_bytes_max` bytes.
-    pub(crate) fn new(region: Region, short_bytes_max: usize) -> Self {
-        let short_lengths = (short_bytes_max.min(SHORT_BYTES_MAX) + 1).saturating_sub(SHORT_BYTES_MIN);
+    /// Creates a writer with an empty window at the start of the region, which must have a page at least. If
+    /// `has_short` is false, [`RecordWriter::append_short`] refuses everything.
+    pub(crate) fn new(region: Region, has_short: bool) -> Self {
+        assert!(region.len >= CONTROL_BYTES, "the region has no page");
         let base = region.base.as_ptr();
-        Self { region, next: base, end: base, short_lengths }
+        Self { region, next: base, end: base, short_end: std::ptr::null_mut(), has_short }
+    }
+
+    /// Returns the word at an offset in the first page.
+    #[inline(always)]
+    pub(crate) fn control<const AT: usize>(&self) -> &AtomicU64 {
+        const { assert!(AT + 8 <= CONTROL_BYTES && AT.is_multiple_of(8)) };
+        // SAFETY: inside the mapping, whose first page was checked, and aligned, because the mapping starts at
+        // a page; atomics tolerate concurrent writes.
+        unsafe { self.region.base.add(AT).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// Writes a header at an offset.
+    ///
+    /// Panics if the header is not inside the region, which is a bug of the caller.
+    #[inline(always)]
+    pub(crate) fn write_header(&self, offset: usize, words: [u64; 2]) {
+        assert!(self.region.contains(offset, RECORD_HEADER_BYTES), "the header is outside of the region");
+        // SAFETY: inside the mapping. The words may be at any address.
+        unsafe { self.region.base.add(offset).cast::<[u64; 2]>().write_unaligned(words) };
     }
 
     /// Returns the region.
-    #[inline(always)]
-    pub(crate) fn region(&self) -> &Region {
+    #[cfg(test)]
+    fn region(&self) -> &Region {
         &self.region
     }
 
@@ -239,6 +260,7 @@ impl RecordWriter {
         assert!(next <= end && end <= self.region.len, "the window is outside of the region");
         let base = self.region.base.as_ptr();
         (self.next, self.end) = (base.wrapping_add(next), base.wrapping_add(end));
+        self.short_end = if self.has_short { self.end } else { std::ptr::null_mut() };
     }
 
     /// Leaves out room for a header, which the caller writes later. Returns false, and leaves out nothing, if
@@ -256,56 +278,59 @@ impl RecordWriter {
     /// Appends a record. Returns false, and writes nothing, if the window has no room.
     #[must_use]
     pub(crate) fn append(&mut self, words: [u64; 2], bytes: &[u8]) -> bool {
-        let Some(to) = self.append_header(words, bytes.len()) else { return false };
-        // SAFETY: the record has room for the bytes inside the mapping. They are private memory, so they do
-        // not overlap with it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        let next = self.after_record(bytes.len());
+        if next > self.end {
+            return false;
+        }
+        // SAFETY: the record ends at `next` or before, which is inside the mapping, since the window is. The
+        // bytes are private memory, so they do not overlap with it; the words may be at any address.
+        unsafe {
+            self.next.cast::<[u64; 2]>().write_unaligned(words);
+            let to = self.next.add(RECORD_HEADER_BYTES);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+        self.next = next;
         true
     }
 
-    /// Appends a record with a few instructions and no call. Returns false, and writes nothing, if the window
-    /// has no room, or if the bytes are shorter than [`SHORT_BYTES_MIN`] or too long: use
+    /// Appends a record with a few instructions and no call. Returns false, and appends nothing, if the
+    /// window has no room, or if the length is not from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`]: use
     /// [`RecordWriter::append`].
     #[must_use]
     #[inline(always)]
     pub(crate) fn append_short(&mut self, words: [u64; 2], bytes: &[u8]) -> bool {
-        if bytes.len().wrapping_sub(SHORT_BYTES_MIN) >= self.short_lengths {
+        let next = self.after_record(bytes.len());
+        if next > self.short_end {
             return false;
         }
-        let Some(to) = self.append_header(words, bytes.len()) else { return false };
-        // SAFETY: as in `append`, and the length was checked.
-        unsafe { copy_short(bytes.as_ptr(), to, bytes.len()) };
-        true
+        // SAFETY: as in `append`. A header that is written in vain is after the last record.
+        let is_copied = unsafe {
+            self.next.cast::<[u64; 2]>().write_unaligned(words);
+            copy_short(bytes.as_ptr(), self.next.add(RECORD_HEADER_BYTES), bytes.len())
+        };
+        if is_copied {
+            self.next = next;
+        }
+        is_copied
     }
 
-    /// Appends the header of a record with `len` bytes, the length of memory. Returns where they belong;
-    /// `None` if the window has no room.
+    /// Returns the end of a record with `len` bytes, the length of memory, if it is the next one.
     #[inline(always)]
-    fn append_header(&mut self, words: [u64; 2], len: usize) -> Option<*mut u8> {
-        let start = self.next;
+    fn after_record(&self, len: usize) -> *mut u8 {
         // Cannot overflow: a mapping ends below 2^63 (the kernel has the upper half), and memory is shorter.
         // Records are aligned, so the end of the record is rounded up instead of its length.
-        let next = start.map_addr(|start| record_bytes(start + len));
-        if next > self.end {
-            return None;
-        }
-        self.next = next;
-        // SAFETY: the header and the bytes end at `next` or before, which is inside the mapping, since the
-        // window is. The words may be at any address.
-        unsafe {
-            start.cast::<[u64; 2]>().write_unaligned(words);
-            Some(start.add(RECORD_HEADER_BYTES))
-        }
+        self.next.map_addr(|start| record_bytes(start + len))
     }
 }
 
-/// Copies `len` bytes, from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`], in pieces of fixed size, for which
-/// the compiler needs neither a loop nor a call: the first bytes and the last ones, which may overlap.
+/// Copies `len` bytes in pieces of fixed size, for which the compiler needs neither a loop nor a call: the
+/// first bytes and the last ones, which may overlap. Returns false, and copies nothing, if the length is not
+/// from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`].
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
 #[inline(always)]
-unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) -> bool {
     /// Copies `N` bytes from a position on.
     ///
     /// # Safety
@@ -315,28 +340,33 @@ unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller guarantees it.
         unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), N) };
     }
-    debug_assert!((SHORT_BYTES_MIN..=SHORT_BYTES_MAX).contains(&len));
     // SAFETY: each piece is within the `len` bytes.
     unsafe {
         if len <= 128 {
-            if len <= 64 {
-                piece::<32>(from, to, 0);
-                piece::<32>(from, to, len - 32);
-            } else {
+            if len > 64 {
                 piece::<64>(from, to, 0);
                 piece::<64>(from, to, len - 64);
+                return true;
             }
-        } else if len <= 256 {
-            piece::<128>(from, to, 0);
-            piece::<128>(from, to, len - 128);
-        } else {
-            piece::<128>(from, to, 0);
+            if len < SHORT_BYTES_MIN {
+                return false;
+            }
+            piece::<32>(from, to, 0);
+            piece::<32>(from, to, len - 32);
+            return true;
+        }
+        if len > 256 {
+            if len > SHORT_BYTES_MAX {
+                return false;
+            }
             piece::<128>(from, to, 128);
             if len > 384 {
                 piece::<128>(from, to, 256);
             }
-            piece::<128>(from, to, len - 128);
         }
+        piece::<128>(from, to, 0);
+        piece::<128>(from, to, len - 128);
+        true
     }
 }
 
@@ -398,7 +428,7 @@ mod tests {
     #[test]
     fn records_of_any_length_are_copied() {
         let (region, _fd) = Region::create("ginnel-mirror", 1 << 20).expect("memory");
-        let mut writer = RecordWriter::new(region, 4096);
+        let mut writer = RecordWriter::new(region, true);
         for len in (0..600).chain([1500, 4096, 65_549]) {
             let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8 | 1).collect();
             for is_short in [false, true] {
@@ -426,17 +456,26 @@ mod tests {
     #[test]
     fn record_outside_the_window_is_refused() {
         let (region, _fd) = Region::create("ginnel-mirror", 4096).expect("memory");
-        let mut writer = RecordWriter::new(region, 100);
+        let mut writer = RecordWriter::new(region, true);
         assert!(!writer.append([1, 1], &[]) && !writer.skip_header(), "there is no window yet");
         assert!(!writer.append_short([1, 1], &[1; 32]));
         writer.set_window(4096 - 256, 4096);
-        assert!(writer.append_short([1, 1], &[1; 100]) && !writer.append_short([1, 1], &[1; 101]));
+        assert!(writer.append_short([1, 1], &[1; 100]) && !writer.append_short([1, 1], &[1; 125]));
         writer.set_window(4096 - 64, 4096);
         assert!(!writer.append([1, 1], &[1; 49]) && !writer.append_short([1, 1], &[1; 49]));
         assert!(writer.append([1, 1], &[1; 32]) && writer.skip_header());
         assert!(writer.next() == 4096 && !writer.skip_header() && !writer.append([1, 1], &[]));
-        let outside = || writer.set_window(4096, 4097);
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
+        let mut panics = |call: fn(&mut RecordWriter)| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(&mut writer))).is_err()
+        };
+        assert!(panics(|writer| writer.set_window(4096, 4097)));
+        assert!(panics(|writer| writer.set_window(4096, 4095)));
+        assert!(panics(|writer| writer.write_header(4081, [1, 1])));
+        assert!(!panics(|writer| writer.write_header(4080, [1, 1])));
+        let (region, _fd) = Region::create("ginnel-mirror", 4096).expect("memory");
+        let mut writer = RecordWriter::new(region, false);
+        writer.set_window(0, 4096);
+        assert!(!writer.append_short([1, 1], &[1; 64]) && writer.append([1, 1], &[1; 64]));
     }
 
     #[test]

@@ -21,8 +21,8 @@ pub trait FrameSink: Send {
 
     /// Gets a frame if that takes only a few instructions. Returns false if [`FrameSink::put`] must get it.
     #[inline(always)]
-    fn put_short(&mut self, frame: &[u8], meta: &TxMeta) -> bool {
-        self.put(frame, *meta);
+    fn put_short(&mut self, frame: &[u8], meta: TxMeta) -> bool {
+        self.put(frame, meta);
         true
     }
 
@@ -199,7 +199,7 @@ impl<S: FrameSink, const WIDE: bool> MirrorTx<S, WIDE> {
     #[inline(always)]
     fn copy_and_commit(&mut self, len: usize, meta: TxMeta) {
         let Some(frame) = self.room.frame(len) else { return self.inner_mut().commit(len, meta) };
-        if !self.sink.put_short(frame, &meta) {
+        if !self.sink.put_short(frame, meta) {
             return self.copy_any_and_commit(len, meta);
         }
         self.inner_mut().commit(len, meta);

@@ -165,7 +165,7 @@ fn put_burst(writer: &mut MirrorWriter) -> bool {
 
 /// Returns the position of the writer that it has published.
 fn tail(writer: &MirrorWriter) -> u64 {
-    writer.records.region().u64(TAIL_AT).load(Relaxed)
+    writer.records.control::<TAIL_AT>().load(Relaxed)
 }
 
 /// Lets the writer look at the reader at the next frame, as if there were no room left.
