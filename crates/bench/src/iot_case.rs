@@ -1,5 +1,5 @@
-//! Runs `ginnel load iot` and `ginnel iot` in turns on one thread, in simulated time, to count what the server
-//! costs per message. A part of this program stands for Redis, so that each run has the same steps.
+//! Runs `ginnel load iot` and `ginnel iot` in turns on one thread, in simulated time, to count what the
+//! server costs per message. A part of this program stands for Redis, so that each run has the same steps.
 
 use crate::generator::{config, failed, mirrored, options};
 use crate::harness::MeasureError;

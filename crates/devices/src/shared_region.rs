@@ -183,8 +183,8 @@ impl Region {
 /// Alignment and size of the header of the records that [`RecordWriter`] writes.
 pub(crate) const RECORD_HEADER_BYTES: usize = 16;
 
-/// Bounds of what [`RecordWriter::append_short`] copies. Nearly all frames with a request, a short response or
-/// an acknowledgement are within.
+/// Bounds of what [`RecordWriter::append_short`] copies. Nearly all frames with a request, a short response
+/// or an acknowledgement are within.
 const SHORT_BYTES_MIN: usize = 32;
 pub(crate) const SHORT_BYTES_MAX: usize = 512;
 /// Bytes of the page with the words that [`RecordWriter::control`] returns.
@@ -226,8 +226,8 @@ impl RecordWriter {
     #[inline(always)]
     pub(crate) fn control<const AT: usize>(&self) -> &AtomicU64 {
         const { assert!(AT + 8 <= CONTROL_BYTES && AT.is_multiple_of(8)) };
-        // SAFETY: inside the mapping, whose first page was checked, and aligned, because the mapping starts at
-        // a page; atomics tolerate concurrent writes.
+        // SAFETY: inside the mapping, whose first page was checked, and aligned, because the mapping starts
+        // at a page; atomics tolerate concurrent writes.
         unsafe { self.region.base.add(AT).cast::<AtomicU64>().as_ref() }
     }
 

@@ -212,8 +212,8 @@ impl MirrorWriter {
         true
     }
 
-    /// Puts any frame: also a long one, a super-frame, and one for which there may be no room. A separate function, so that the others, which are the majority, do not execute its
-    /// instructions.
+    /// Puts any frame: also a long one, a super-frame, and one for which there may be no room. A separate
+    /// function, so that the others, which are the majority, do not execute its instructions.
     #[cold]
     #[inline(never)]
     fn put_any(&mut self, frame: &[u8], meta: TxMeta) {
