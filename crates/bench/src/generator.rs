@@ -51,13 +51,12 @@ struct ParsedOptions<T: Args> {
     options: T,
 }
 
-/// Returns the options that a command line means.
-pub fn options<T: Args>(words: &[&str]) -> T {
+fn options<T: Args>(words: &[&str]) -> T {
     ParsedOptions::parse_from([&["program"], words].concat()).options
 }
 
 /// Returns the configuration of the generator's stack.
-pub fn config(tcp: TcpConfig) -> Config {
+fn config(tcp: TcpConfig) -> Config {
     let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
     let device = DeviceConfig::new(NAME, DeviceKind::Memory);
     Config { tcp, ..Config::single(device, &[own], &[]) }
@@ -65,13 +64,12 @@ pub fn config(tcp: TcpConfig) -> Config {
 
 /// Returns a device whose frames are copied as for `ginnel monitor`. Nobody reads the copies: the rings have
 /// room for all of a run.
-pub fn mirrored(device: Device) -> Result<Device, MeasureError> {
+fn mirrored(device: Device) -> Result<Device, MeasureError> {
     let ring = || ring::create(MIRROR_BYTES, SNAPLEN, |_| clock::now()).map(|(writer, _)| writer);
     Ok(mirror::wrap(device, ring()?, ring()?))
 }
 
-/// Returns an error of the stack as a failure of the bench.
-pub fn failed(error: Error) -> MeasureError {
+fn failed(error: Error) -> MeasureError {
     MeasureError::Failed(error.to_string())
 }
 
