@@ -40,8 +40,8 @@ pub struct CheckedExecutable {
     pub layout: Option<StackLayout>,
 }
 
-/// What stays as it is as long as a stack runs: programs know its shards, and the supervisor keeps its TAP
-/// interfaces.
+/// Describes what must not change as long as a stack runs: programs know its shards, and the supervisor keeps
+/// its TAP interfaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackLayout {
     shards: u32,

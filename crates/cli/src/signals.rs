@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP stop the shards gracefully; a second SIGINT or SIGTERM ends the process at once,
-//! unless it must remove files first. SIGHUP does not end a stack in the background.
+//! SIGINT, SIGTERM and SIGHUP stop the shards gracefully; a second SIGINT or SIGTERM ends the process at
+//! once, unless it must remove files first. SIGHUP does not end a stack in the background.
 //!
 //! The kernel ignores signals to process 1 of a PID namespace, as in a container, that have no handler. So
 //! that process has handlers for those that end other processes.
@@ -20,12 +20,12 @@ const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 static IS_ENDING: LazyLock<[Arc<AtomicBool>; 4]> =
     LazyLock::new(|| ENDING.map(|_| Arc::new(AtomicBool::new(true))));
 
-/// Whether [`ignore_hangup`] was called.
+/// Set by [`ignore_hangup`].
 static IGNORES_HANGUP: AtomicBool = AtomicBool::new(false);
 
 /// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets; SIGHUP unless this process ignores it. The
-/// next SIGINT or SIGTERM ends the process. `what` ends with the first signal, as in "the stack"; the log says
-/// so.
+/// next SIGINT or SIGTERM ends the process. `what` ends with the first signal, as in "the stack"; the log
+/// says so.
 pub fn stop_on_signal(what: &'static str) -> Result<StopFlag, Failure> {
     let mut signals = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP) && !IGNORES_HANGUP.load(Ordering::SeqCst) {

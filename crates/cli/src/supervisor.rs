@@ -97,7 +97,7 @@ pub struct ShardProcess {
     /// The directory of the stack.
     directory: PathBuf,
     taps: KeptTaps,
-    /// What the shards of an upgrade must have in common with the first ones.
+    /// The layout that the shards of an upgrade must have, too.
     layout: StackLayout,
     /// Locked during an upgrade.
     upgrading: Mutex<()>,
