@@ -51,8 +51,18 @@ pub fn run(options: &WatchGroupOptions) -> Result<(), Failure> {
     while kill_members() > 0 && Instant::now() < deadline {
         std::thread::sleep(POLL_INTERVAL);
     }
-    let removed = std::fs::remove_dir_all(&options.folder);
-    removed.map_err(|e| Failure::running(format!("{}: {e}", options.folder.display())))
+    loop {
+        match std::fs::remove_dir_all(&options.folder) {
+            // A process of another group, such as that of a stack's shards, learns of the end by itself, and
+            // may write its last files meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty && Instant::now() < deadline => {
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            removed => {
+                return removed.map_err(|e| Failure::running(format!("{}: {e}", options.folder.display())));
+            }
+        }
+    }
 }
 
 /// Returns whether a descriptor is a pipe.
