@@ -270,8 +270,8 @@ pub trait TxQueue {
 
     /// Returns room for one frame of up to `len` bytes (at most `max(mtu + 18, gso_bytes_max)`: 18 is an
     /// Ethernet header with VLAN tag). Its contents are undefined. `None` if the queue is full: try again
-    /// after [`TxQueue::flush`], or drop the frame. Until the next call on the queue the room can be read, also
-    /// after the borrow has ended, so that a layer can copy a frame before it is committed.
+    /// after [`TxQueue::flush`], or drop the frame. Until the next call on the queue the room can be read,
+    /// also after the borrow has ended, so that a layer can copy a frame before it is committed.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
 
     /// Sends the first `len` bytes of the room that was reserved last. The queue may keep the frame until

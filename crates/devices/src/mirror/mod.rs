@@ -73,8 +73,8 @@ fn has_wide_vectors() -> bool {
     return false;
 }
 
-/// What the layers do for each frame, compiled for vectors of 32 bytes: half as many instructions copy a
-/// frame.
+/// Functions that the layers call for each frame, compiled for vectors of 32 bytes: half as many instructions
+/// copy a frame.
 mod wide {
     use super::{FrameSink, MirrorTx, RxFrame, TxMeta};
 

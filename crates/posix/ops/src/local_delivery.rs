@@ -12,7 +12,7 @@ use core::net::SocketAddr;
 use ginnel::Conn;
 use std::collections::HashMap;
 
-/// What is known of the sockets of this process that have a peer in this process.
+/// Knows which sockets of this process have a peer in this process.
 #[derive(Default)]
 pub(crate) struct LocalDelivery {
     /// The connections that this process has opened to its own listeners, from the opening end's point of

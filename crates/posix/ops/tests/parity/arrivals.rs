@@ -1,4 +1,4 @@
-//! What a call does to another socket of the same process has arrived when the call returns.
+//! Effects of a call on another socket of the same process, which have arrived when the call returns.
 
 use crate::sys::{Fd, Fixture, word};
 use libc::{
