@@ -92,6 +92,7 @@ pub fn urgent_data_and_epoll(w: &mut Fixture<'_>) {
     w.log("recv of the urgent byte", w.a.recv(a, 1, OOB));
     w.b.send(b, b"y", MSG_OOB).unwrap();
     w.wait(w.a, a, POLLPRI);
+    w.settle();
     w.log("second event", w.a.epoll_wait(set, 4, 0));
     w.log("next urgent byte", w.a.recv(a, 1, OOB));
 }
