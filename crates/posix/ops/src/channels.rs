@@ -749,9 +749,15 @@ impl Channels {
         let until = Instant::now() + SETTLE_MAX;
         self.await_turns(until);
         if self.clients.len() > 1 {
-            // What a shard has handed to another one is not seen until that one wakes; a request wakes it.
+            // A shard to which another one has handed something seems to sleep until it wakes.
             for _ in 0..2 {
-                self.clients.iter_mut().for_each(|client| drop(client.local_ports()));
+                for client in &self.clients {
+                    let begun = client.turns();
+                    client.wake_shard();
+                    while client.turns() == begun && Instant::now() < until {
+                        rustix::thread::sched_yield();
+                    }
+                }
                 self.await_turns(until);
             }
         }

@@ -20,10 +20,6 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// Turns of the shard for which `bind` waits for the end of a connection within the stack, after a shutdown.
-/// The acknowledgement and the answer to it take a few.
-const END_TURNS_MAX: u32 = 16;
-
 /// How many ports a `bind` to port 0 tries that must be free on the stack and on the kernel.
 pub(crate) const PORT_ATTEMPTS_MAX: u32 = 32;
 
@@ -367,27 +363,21 @@ impl ProcessState {
     }
 
     /// Returns whether the connection of a socket has ended. A peer on the loopback of Linux has answered by
-    /// the time that `shutdown` returns, so some turns are given to the answer of a peer on this stack.
+    /// the time that `shutdown` returns, so a peer on this stack gets the time to answer.
     fn has_connection_ended(&mut self, file: FileId) -> bool {
-        for _ in 0..END_TURNS_MAX {
-            let Some((conn, conn_state)) = self.socket_state(file) else { return false };
-            if conn_state.is_closed() {
-                return true;
-            }
-            let is_shut = self.files.socket(file).is_ok_and(|socket| socket.shutdown.write);
-            let [local, peer] = match self.client.endpoints(conn) {
-                Ok(endpoints) if is_shut => endpoints,
-                _ => return false,
-            };
-            let is_within_stack = local.ip() == peer.ip() || peer.ip().is_loopback();
-            if !is_within_stack {
-                return false;
-            }
-            // The answer to a request follows a turn of the shard.
-            self.client.flush();
-            let _ = self.client.info(conn);
-            self.process_events();
+        let Some((conn, conn_state)) = self.socket_state(file) else { return false };
+        if conn_state.is_closed() {
+            return true;
         }
+        let is_shut = self.files.socket(file).is_ok_and(|socket| socket.shutdown.write);
+        let ends = self.client.endpoints(conn);
+        let is_within_stack =
+            ends.is_ok_and(|[local, peer]| local.ip() == peer.ip() || peer.ip().is_loopback());
+        if !is_shut || !is_within_stack {
+            return false;
+        }
+        self.client.settle();
+        self.process_events();
         self.socket_state(file).is_some_and(|(_, state)| state.is_closed())
     }
 

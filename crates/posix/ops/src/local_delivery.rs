@@ -53,28 +53,29 @@ impl ProcessState {
         }
     }
 
-    /// Releases a stream. If the other end is in this process, it learns of the end at once.
+    /// Releases a stream. If the other end is in this process, accepted or not, it learns of the end at once.
     pub(crate) fn release_stream(&mut self, conn: Conn) {
         let ends = if self.has_own_connections() { self.client.endpoints(conn).ok() } else { None };
         // If the stack is gone, so is the connection.
         let _ = self.client.release(conn);
         self.client.flush();
-        if let Some(ends) = ends {
-            self.note_released(ends);
+        if let Some([own, peer]) = ends {
+            let is_own = [[own, peer], [peer, own]].into_iter().any(|key| self.forget_end(key));
+            if is_own {
+                self.client.settle();
+            }
         }
     }
 
-    fn note_released(&mut self, [own, peer]: [SocketAddr; 2]) {
-        for key in [[own, peer], [peer, own]] {
-            let Some(count) = self.local_delivery.connections.get_mut(&key) else { continue };
-            *count -= 1;
-            if *count == 0 {
-                self.local_delivery.connections.remove(&key);
-            } else {
-                self.client.settle();
-            }
-            return;
+    /// Notes that one end of a connection is released. Returns whether this process has opened the connection.
+    fn forget_end(&mut self, key: [SocketAddr; 2]) -> bool {
+        let connections = &mut self.local_delivery.connections;
+        let Some(count) = connections.get_mut(&key) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            connections.remove(&key);
         }
+        true
     }
 
     /// Has a socket of this process answer what was sent to it after it was closed: the next call finds the

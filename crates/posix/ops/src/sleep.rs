@@ -311,14 +311,8 @@ impl Ops {
             return (state, first);
         }
         if wait.timeout == Timeout::Zero {
-            if state.deliver_locally() {
-                let second = attempt(&mut state, kernel);
-                if !matches!(second, Err(Errno::AGAIN)) {
-                    return (state, second);
-                }
-            }
-            state.note_empty_poll();
-            return (state, first);
+            let result = if state.note_empty_poll() { attempt(&mut state, kernel) } else { first };
+            return (state, result);
         }
         self.block_until_from_second(state, files, kernel, wait, attempt)
     }

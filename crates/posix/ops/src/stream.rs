@@ -121,13 +121,7 @@ impl Ops {
                 (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                 result
             }
-            Err(Errno::AGAIN) => {
-                state.note_empty_poll();
-                match state.deliver_locally() {
-                    true => state.recv_step(file, buffers, &args),
-                    false => Err(Errno::AGAIN),
-                }
-            }
+            Err(Errno::AGAIN) if state.note_empty_poll() => state.recv_step(file, buffers, &args),
             result => result,
         };
         // Another thread may have set an offset while this one waited.
@@ -208,12 +202,8 @@ impl Ops {
                     (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                     result
                 }
-                Err(Errno::AGAIN) => {
-                    state.note_empty_poll();
-                    match state.deliver_locally() {
-                        true => state.send_step(file, buffers, total, done, true),
-                        false => Err(Errno::AGAIN),
-                    }
+                Err(Errno::AGAIN) if state.note_empty_poll() => {
+                    state.send_step(file, buffers, total, done, true)
                 }
                 result => result,
             };

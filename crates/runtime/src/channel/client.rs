@@ -849,6 +849,11 @@ impl Client {
         self.region.turns()
     }
 
+    /// Wakes the shard, which then performs a turn.
+    pub fn wake_shard(&self) {
+        self.stack_wake.signal();
+    }
+
     /// Returns whether the shard sleeps and has taken all notifications of this client. Wakes the shard if it
     /// has left its CPU to this client, which waits for it.
     pub fn is_shard_quiet(&self) -> bool {

@@ -4,10 +4,6 @@ use crate::fd_table::FileId;
 use crate::file::SocketRole;
 use crate::process::ProcessState;
 
-/// Turns of the shard for which the first datagram to a destination waits for an error. The datagram, the
-/// ICMP message and the event of the socket take one each.
-const ANSWER_TURNS_MAX: u32 = 4;
-
 impl ProcessState {
     /// Gives a host of this stack time to answer the first datagram that a socket has sent to it, if the
     /// socket reports errors. A host on the loopback of Linux has answered by the time that `send` returns.
@@ -18,12 +14,6 @@ impl ProcessState {
         if udp.peer.is_none() && !is_on("IP_RECVERR") && !is_on("IPV6_RECVERR") {
             return;
         }
-        for _ in 0..ANSWER_TURNS_MAX {
-            if self.client.udp_error(udp.conn, false).is_some() {
-                return;
-            }
-            // The reply to a request follows a turn of the shard.
-            let _ = self.client.udp_path_mtu(udp.conn);
-        }
+        self.client.settle();
     }
 }
