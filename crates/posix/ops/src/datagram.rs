@@ -277,6 +277,9 @@ impl Ops {
         let kernel_fds = &mut kernel_fds[..usize::from(kernel_fd.is_some())];
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
+        if dont_wait {
+            state.deliver_locally();
+        }
         let (mut state, result) = self.block_until(state, &[file], kernel_fds, &wait, |state, _| {
             let received =
                 state.recv_datagram(file, buffers, (flags, timeout), control_space, reported_round);

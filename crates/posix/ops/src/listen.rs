@@ -125,6 +125,7 @@ impl Ops {
         }
         state.begin_accepting(file);
         state.client.flush();
+        state.deliver_locally();
         // The descriptor is taken first, because an accepted connection cannot be returned. A non-blocking
         // call takes it from the pool after it has accepted.
         let cloexec = flags & libc::SOCK_CLOEXEC != 0;

@@ -53,17 +53,27 @@ impl ProcessState {
         }
     }
 
-    /// Releases a stream. If the other end is in this process, accepted or not, it learns of the end at once.
+    /// Releases a stream.
+    #[inline]
     pub(crate) fn release_stream(&mut self, conn: Conn) {
-        let ends = if self.has_own_connections() { self.client.endpoints(conn).ok() } else { None };
+        if self.has_own_connections() {
+            return self.release_own_stream(conn);
+        }
         // If the stack is gone, so is the connection.
         let _ = self.client.release(conn);
         self.client.flush();
-        if let Some([own, peer]) = ends {
-            let is_own = [[own, peer], [peer, own]].into_iter().any(|key| self.forget_end(key));
-            if is_own {
-                self.client.settle();
-            }
+    }
+
+    /// Releases a stream. If the other end is in this process, accepted or not, it learns of the end at once.
+    #[cold]
+    fn release_own_stream(&mut self, conn: Conn) {
+        let ends = self.client.endpoints(conn);
+        let _ = self.client.release(conn);
+        self.client.flush();
+        if let Ok([own, peer]) = ends
+            && [[own, peer], [peer, own]].into_iter().any(|key| self.forget_end(key))
+        {
+            self.client.settle();
         }
     }
 
@@ -121,10 +131,16 @@ impl ProcessState {
     /// something, so that another attempt is worthwhile.
     #[inline]
     pub(crate) fn deliver_locally(&mut self) -> bool {
-        self.local_delivery.is_in_use() && self.client.has_sent() && {
+        self.local_delivery.is_in_use() && self.settle_if_sent()
+    }
+
+    #[cold]
+    fn settle_if_sent(&mut self) -> bool {
+        let has_sent = self.client.has_sent();
+        if has_sent {
             self.client.settle();
             self.process_events();
-            true
         }
+        has_sent
     }
 }

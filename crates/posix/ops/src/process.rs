@@ -343,18 +343,15 @@ impl ProcessState {
 
     /// Counts a non-blocking call that found nothing. A program that polls without sleeping would otherwise
     /// never notice the end of the stack: such a call notices it at once if it was announced, and a call now
-    /// and then checks for it. Returns whether another attempt may find something that this process has sent
-    /// to itself.
+    /// and then checks for it.
     #[inline]
-    #[must_use]
-    pub fn note_empty_poll(&mut self) -> bool {
+    pub fn note_empty_poll(&mut self) {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.client.is_stack_said_to_be_gone() {
             self.notice_announced_end();
         } else if self.empty_polls.is_multiple_of(LIVENESS_CHECK_INTERVAL) {
             self.check_stack_alive();
         }
-        self.deliver_locally()
     }
 
     /// Wakes all waiters of all descriptions.

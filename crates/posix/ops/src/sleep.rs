@@ -311,8 +311,8 @@ impl Ops {
             return (state, first);
         }
         if wait.timeout == Timeout::Zero {
-            let result = if state.note_empty_poll() { attempt(&mut state, kernel) } else { first };
-            return (state, result);
+            state.note_empty_poll();
+            return (state, first);
         }
         self.block_until_from_second(state, files, kernel, wait, attempt)
     }

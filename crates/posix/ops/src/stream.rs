@@ -113,7 +113,7 @@ impl Ops {
         let args = RecvArgs { total, target, flags, offset: offset.unwrap_or(0), for_pipe, copied: &done };
         let mut waited = false;
         let result = match state.recv_step(file, buffers, &args) {
-            Err(Errno::AGAIN) if timeout != Timeout::Zero => {
+            Err(Errno::AGAIN) if timeout != Timeout::Zero || state.deliver_locally() => {
                 waited = true;
                 let wait = Wait::restarting(timeout, &done);
                 let step = |state: &mut ProcessState, _: &mut [_]| state.recv_step(file, buffers, &args);
@@ -121,7 +121,10 @@ impl Ops {
                 (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                 result
             }
-            Err(Errno::AGAIN) if state.note_empty_poll() => state.recv_step(file, buffers, &args),
+            Err(Errno::AGAIN) => {
+                state.note_empty_poll();
+                Err(Errno::AGAIN)
+            }
             result => result,
         };
         // Another thread may have set an offset while this one waited.
@@ -193,7 +196,7 @@ impl Ops {
                     drop(state);
                     return self.send_fastopen(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
                 }
-                Err(Errno::AGAIN) if timeout != Timeout::Zero => {
+                Err(Errno::AGAIN) if timeout != Timeout::Zero || state.deliver_locally() => {
                     let wait = Wait::restarting(timeout, done);
                     let step = |state: &mut ProcessState, _: &mut [_]| {
                         state.send_step(file, buffers, total, done, true)
@@ -202,8 +205,9 @@ impl Ops {
                     (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                     result
                 }
-                Err(Errno::AGAIN) if state.note_empty_poll() => {
-                    state.send_step(file, buffers, total, done, true)
+                Err(Errno::AGAIN) => {
+                    state.note_empty_poll();
+                    Err(Errno::AGAIN)
                 }
                 result => result,
             };

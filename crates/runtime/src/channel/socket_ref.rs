@@ -259,6 +259,7 @@ impl<'a> SocketRef<'a> {
 
     /// Reads at most `max` bytes into buffers as [`recv_into`](Self::recv_into) does, whatever out-of-band
     /// events there were. The caller has found out that none of these bytes is urgent.
+    #[inline(never)]
     pub fn recv_at_most<B: RecvBuffer>(
         &self,
         buffers: &mut [B],
@@ -272,7 +273,7 @@ impl<'a> SocketRef<'a> {
     }
 
     /// Reads `max` bytes, which have arrived, from the position `read`, as far as the buffers hold them.
-    #[inline]
+    #[inline(always)]
     fn recv_locked<B: RecvBuffer>(
         &self,
         read: u64,

@@ -50,6 +50,17 @@ pub fn effects_on_own_connections(w: &mut Fixture<'_>) {
         w.log("recv after a reset", w.a.recv(other, 20, 0));
         w.a.close(other).unwrap();
 
+        let one = w.a.socket(w.domain(), SOCK_STREAM).unwrap();
+        w.a.connect(one, &w.at_a(at)).unwrap();
+        w.a.send(one, b"the only bytes", 0).unwrap();
+        w.a.close(one).unwrap();
+        let other = w.a.accept4(listener, SOCK_NONBLOCK);
+        w.log("accept after the peer's close", other.is_ok());
+        let other = other.unwrap();
+        w.log("recv after the peer's close", w.a.recv(other, 20, 0));
+        w.log("recv of the end", w.a.recv(other, 20, 0));
+        w.a.close(other).unwrap();
+
         let one = w.a.socket(w.domain(), SOCK_STREAM | SOCK_NONBLOCK).unwrap();
         w.log("connect", w.a.connect(one, &w.at_a(at)));
         w.log("poll after connect", w.ready(w.a, one));
