@@ -79,7 +79,7 @@ static void add_up(_Atomic uint64_t *bytes, _Atomic uint64_t *sum, const unsigne
   *sum += values;
 }
 
-/* Writes or reads until the test or the stream is over; with `edges` without blocking, after a wait for an edge. */
+/* Writes or reads until the test or the stream is over; with `edges` without blocking, after a wait for one. */
 static void transfer(int fd, struct totals *totals, int writes, int edges, int number) {
   unsigned char data[20000];
   for (size_t i = 0; i < sizeof data; i++) data[i] = i * (number + 3) % 251;
@@ -105,7 +105,8 @@ static void transfer(int fd, struct totals *totals, int writes, int edges, int n
 
 static void share_stream(int count) {
   int server = listener(7102), out = connected(7102), in = accept(server, NULL, NULL);
-  struct totals *totals = mmap(NULL, sizeof *totals, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  int shared = MAP_SHARED | MAP_ANONYMOUS;
+  struct totals *totals = mmap(NULL, sizeof *totals, PROT_READ | PROT_WRITE, shared, -1, 0);
   CHECK(in >= 0 && totals != MAP_FAILED);
   pid_t children[2 * count];
   for (int i = 0; i < 2 * count; i++) {
