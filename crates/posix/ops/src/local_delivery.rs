@@ -77,7 +77,7 @@ impl ProcessState {
         }
     }
 
-    /// Notes that one end of a connection is released. Returns whether this process has opened the connection.
+    /// Notes that one end of a connection is released. Returns whether this process opened the connection.
     fn forget_end(&mut self, key: [SocketAddr; 2]) -> bool {
         let connections = &mut self.local_delivery.connections;
         let Some(count) = connections.get_mut(&key) else { return false };
