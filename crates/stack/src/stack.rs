@@ -682,6 +682,14 @@ impl Stack {
         self.tcp.unlisten(&mut self.net, listener)
     }
 
+    /// Lets SYNs to an address without a listener wait for one for the time `wait` before they are refused,
+    /// `backlog` of them at the most, for a listener that is gone because its process has ended. Later ones
+    /// are dropped: their senders retransmit them. The same holds beyond `half_open_max`. Linux refuses at
+    /// once.
+    pub fn hold_syns(&mut self, local: SocketAddr, v6_only: bool, backlog: u32, wait: Duration) {
+        self.tcp.hold_syns(local, v6_only, backlog, wait);
+    }
+
     /// Takes the next connection of the accept queue: the oldest one or, if connections of several classes
     /// wait ([`Stack::select_class`]), the oldest one of the highest class, except that lower classes get
     /// their share ([`Stack::set_lower_share_percent`]). The class is that of the segment which completed the

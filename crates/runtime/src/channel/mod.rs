@@ -76,6 +76,8 @@ const BUFFERS: RangeInclusive<u64> = 8192..=1 << 40;
 const DATAGRAM_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const FILTER_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const OFFER_MS: RangeInclusive<u32> = 1..=60_000;
+/// Shorter than the time after which a SYN is retransmitted.
+const KILLED_LISTENER_WAIT_MS: RangeInclusive<u32> = 0..=1000;
 const TURN_US: RangeInclusive<u32> = 0..=10_000;
 
 /// Keys of the `[channel]` table, which serves applications outside the shard's thread.
@@ -120,6 +122,10 @@ pub struct ChannelConfig {
     /// Time for which a connection stays offered to a worker that does not accept it, before another worker
     /// gets it, in milliseconds: 1 to 60,000. Default 50.
     pub offer_ms: u32,
+    /// Time for which connections to a listener whose last process has ended without closing it (a crash,
+    /// `kill -9`) wait for another process to listen there, in milliseconds: 0 to 1,000. Then they are
+    /// refused. 0: they are refused at once, as on Linux. Default 200.
+    pub killed_listener_wait_ms: u32,
     /// Longest time for which a shard yields its CPU to an application that it gave work and that runs on
     /// that CPU, in microseconds: 0 to 10,000. Frames and timers wait until the application sleeps or this
     /// time is over, and are then processed as one batch. (At most one yield in 65 may be futile and last as
@@ -146,6 +152,7 @@ impl Default for ChannelConfig {
             filter_bytes_max: 4 << 20,
             backlog_max: 4096,
             offer_ms: 50,
+            killed_listener_wait_ms: 200,
             turn_us: 100,
             ack_hold_us: 100,
         }
@@ -179,6 +186,7 @@ impl ChannelConfig {
         within("listeners_max", self.listeners_max, LISTENERS)?;
         within("socket_buffer_bytes", self.socket_buffer_bytes, BUFFER_BYTES)?;
         within("offer_ms", self.offer_ms, OFFER_MS)?;
+        within("killed_listener_wait_ms", self.killed_listener_wait_ms, KILLED_LISTENER_WAIT_MS)?;
         within("turn_us", self.turn_us, TURN_US)?;
         within("ack_hold_us", self.ack_hold_us, TURN_US)?;
         within("large_buffer_bytes", self.large_buffer_bytes, LARGE_BYTES)?;

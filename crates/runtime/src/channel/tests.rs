@@ -436,6 +436,23 @@ fn detaching_closes_sockets_and_returns_offers() {
     assert_eq!(fixture.sockets_in_use(), 0);
 }
 
+/// A process was killed, and another one listens at the same address a little later.
+#[test]
+fn connections_wait_for_the_next_listener_after_a_client_has_ended() {
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let (mut first, mut second) = (fixture.client(), fixture.client());
+    listen(&mut first, 1);
+    drop(first);
+    fixture.run(Duration::from_millis(5));
+    fixture.connect_peer(b"early");
+    fixture.run(Duration::from_millis(100));
+    listen(&mut second, 1);
+    fixture.run(Duration::from_millis(5));
+    let conns = accepted(&fixture.events(&mut second));
+    assert_eq!(conns.len(), 1);
+    assert_eq!(second.readable(conns[0]), Ok(5));
+}
+
 // limit: channel.clients_max
 #[test]
 fn clients_max_is_enforced_and_numbers_are_reused() {

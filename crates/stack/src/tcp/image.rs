@@ -132,6 +132,7 @@ impl Tcp {
             half_open_high_water,
             is_gtsm_used,
             has_guards,
+            held_syns: _,
             rx_port: _,
             reassembled_link: _,
             filter_scratch: _,

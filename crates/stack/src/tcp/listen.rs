@@ -43,7 +43,7 @@ pub(super) const fn listener_of(token: u32) -> u32 {
 
 /// The local addresses of segments to a listener.
 #[derive(Clone, Copy)]
-struct LocalMatch {
+pub(super) struct LocalMatch {
     /// The address of the listener.
     host: HostAddr,
     /// True if every IPv4 address matches.
@@ -53,14 +53,14 @@ struct LocalMatch {
 }
 
 impl LocalMatch {
-    fn new(ip: IpAddr, v6_only: bool) -> Self {
+    pub fn new(ip: IpAddr, v6_only: bool) -> Self {
         let any = ip.is_unspecified();
         // No link has an IPv6 address that an IPv4 address is mapped to.
         Self { host: ip.into(), any_v4: any && !(ip.is_ipv6() && v6_only), any_v6: any && ip.is_ipv6() }
     }
 
     #[inline(always)]
-    fn matches(&self, local: HostAddr) -> bool {
+    pub fn matches(&self, local: HostAddr) -> bool {
         local == self.host || if local.is_v4() { self.any_v4 } else { self.any_v6 }
     }
 }
@@ -470,6 +470,7 @@ impl Tcp {
             .ok_or(ListenError::InvalidOption)?;
         self.note_profile(profile);
         let of = (profile, self.profiles.get(profile));
+        self.held_syns.on_listen(self.now);
         self.listeners.add(addr, options, of).inspect_err(|_| self.profiles.release(profile))
     }
 
@@ -630,8 +631,10 @@ impl Tcp {
     /// Processes a segment for which no connection exists (RFC 9293 §3.10.7.1 and §3.10.7.2).
     pub fn input_listen(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port, seg.hash) else {
-            self.stats.no_listener += 1;
-            self.send_reset(net, seg);
+            if self.held_syns.is_empty() || !self.hold_syn(net, seg, burst) {
+                self.stats.no_listener += 1;
+                self.send_reset(net, seg);
+            }
             return;
         };
         self.stats.listener_lookups += 1;

@@ -26,6 +26,7 @@ mod fastopen_cookies;
 mod filter;
 mod filter_table;
 mod footprint;
+mod held_syns;
 pub(crate) mod image;
 pub(crate) mod input;
 mod listen;
@@ -85,6 +86,7 @@ use deferred_acks::DeferredAcks;
 use demux::AddressPool;
 pub use demux::FlowKey;
 use fastopen_client::FastOpenClient;
+use held_syns::HeldSyns;
 use listen::ListenTable;
 use memory_waiters::MemoryWaiters;
 use pending::PendingQueue;
@@ -133,6 +135,8 @@ pub(crate) struct Tcp {
     pub chunks: ChunkPool,
     pub sources: SourceTable,
     pub saved_syns: SavedSyns,
+    /// SYNs that wait for a listener.
+    pub held_syns: HeldSyns,
     pub secrets: Secrets,
     /// Events of the current class of priority.
     pub events: VecDeque<Event>,
@@ -214,6 +218,7 @@ impl Tcp {
             chunks: ChunkPool::new(usize::try_from(config.buffer_pool_bytes).unwrap_or(usize::MAX)),
             sources: SourceTable::default(),
             saved_syns: SavedSyns::default(),
+            held_syns: HeldSyns::default(),
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
             event_classes: ClassQueues::default(),

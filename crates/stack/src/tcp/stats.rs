@@ -33,6 +33,8 @@ counters! {
         malformed,
         /// Segments for ports without a listener.
         no_listener,
+        /// SYNs that waited for a listener because the process that had listened at their address has ended.
+        syns_held,
         /// Segments without a connection for which a listener was found: SYNs, and acknowledgements of SYN
         /// cookies.
         listener_lookups,

@@ -82,6 +82,7 @@ impl Tcp {
             let Some(index) = self.time_wait.expired(self.now_ms) else { break };
             self.end_time_wait(index);
         }
+        self.release_held_syns(net);
         self.wake_memory_waiters();
     }
 
@@ -99,6 +100,7 @@ impl Tcp {
         include(self.deferred_timers.next_deadline());
         include(self.releases.next_deadline());
         include(self.deferred_acks.next_deadline());
+        include(self.held_syns.next_deadline());
         include((!self.tx_list.is_empty()).then(|| self.tx_list.next_round(self.now)));
         (earliest != Instant::MAX).then_some(earliest)
     }

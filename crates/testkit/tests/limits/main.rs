@@ -7,6 +7,7 @@ mod connections;
 mod devices;
 mod fragments;
 mod half_open;
+mod held_syns;
 mod links;
 mod listeners;
 mod neighbours;

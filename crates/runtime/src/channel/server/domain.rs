@@ -237,6 +237,8 @@ pub(super) struct Domain {
     pub listeners: Vec<Option<DomainListener>>,
     pub listener_slots: SlotAllocator,
     pub offer_timeout: Duration,
+    /// How long SYNs wait after the last owner of a listener has ended; zero: not at all.
+    pub killed_listener_wait: Duration,
     pub backlog_max: usize,
     /// UDP sockets by the engine's handles: their numbers here, and what was not received yet.
     pub udp: HashMap<UdpHandle, (u32, UdpBacklog)>,
@@ -342,6 +344,7 @@ impl Domain {
             listeners: Vec::new(),
             listener_slots: SlotAllocator::new(region.listeners()),
             offer_timeout: Duration::from_millis(config.offer_ms.into()),
+            killed_listener_wait: Duration::from_millis(config.killed_listener_wait_ms.into()),
             backlog_max: config.backlog_max as usize,
             udp: HashMap::new(),
             datagram_bytes: 0,

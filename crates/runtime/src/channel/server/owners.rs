@@ -233,6 +233,22 @@ impl Domain {
         }
     }
 
+    /// Removes a client that has ended from the owners of a listener. If it was the last one, later SYNs wait
+    /// for another process that listens at the address.
+    fn release_listener_of_dead(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
+        if !self.remove_listener_owner(number, client) {
+            return;
+        }
+        let unowned = self.listeners.get(number as usize).and_then(Option::as_ref);
+        let unowned = unowned.filter(|l| l.owners.is_empty() && l.proxies == 0 && !l.is_destroyed);
+        if let Some(l) = unowned
+            && !self.killed_listener_wait.is_zero()
+        {
+            cx.hold_syns(l.address, l.sharing.v6only, l.requested_backlog.max(1), self.killed_listener_wait);
+        }
+        self.close_listener_if_unowned(cx, number);
+    }
+
     /// Removes a client. What it alone owned is closed, and the locks that it held are released.
     pub(super) fn detach(&mut self, cx: &mut Context<'_>, number: usize) {
         if self.clients.get(number).is_none() {
@@ -244,7 +260,10 @@ impl Domain {
             self.revoke_offer(number, slot);
         }
         let listeners = self.clients.get(number).map(|client| client.owned_listeners.clone());
-        listeners.into_iter().flatten().for_each(|listener| self.unlisten(cx, number, listener));
+        listeners
+            .into_iter()
+            .flatten()
+            .for_each(|listener| self.release_listener_of_dead(cx, number, listener));
         self.free_preallocated(cx, number);
         self.forget_stamps(number);
         let Some(client) = self.clients.remove(number) else { return };

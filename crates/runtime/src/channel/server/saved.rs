@@ -257,6 +257,7 @@ impl Domain {
             listeners,
             listener_slots: _,
             offer_timeout: _,
+            killed_listener_wait: _,
             backlog_max: _,
             udp,
             datagram_bytes: _,
