@@ -2,9 +2,10 @@
 //! the generator, or `ginnel httpd` under its load, costs per connection or request.
 
 use crate::harness::MeasureError;
+use crate::mirrored_device::mirrored;
+use crate::program_options::options;
 use crate::server::{Checksums, EngineOptions, EngineServer, ROUTER_IP, SERVER, Server, ShardServer, cable};
 use crate::single_thread::{START, TICK, server_turn};
-use clap::{Args, Parser};
 use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel::config::{Config, DeviceConfig, DeviceKind, Prefix};
@@ -14,17 +15,12 @@ use ginnel_apps::load::light::{LightWorker, WorkerStack};
 use ginnel_apps::load::plan::WorkerShare;
 use ginnel_apps::load::stats::Stats;
 use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, SharedStats};
-use ginnel_devices::mirror::{self, ring};
 use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use std::sync::Arc;
 
 /// Name of the generator's device.
 const NAME: &str = "server";
-/// Size of a ring of copies, and of the largest copy of a frame, in bytes, as `ginnel monitor` sets them.
-const MIRROR_BYTES: usize = 64 << 20;
-const SNAPLEN: usize = 1 << 16;
-
 /// A case: what runs, and for how long.
 #[derive(Clone, Debug)]
 pub struct GeneratorCase {
@@ -44,29 +40,11 @@ pub struct GeneratorCase {
     pub tcp: TcpConfig,
 }
 
-/// Parser for the options of a program.
-#[derive(Parser)]
-struct ParsedOptions<T: Args> {
-    #[command(flatten)]
-    options: T,
-}
-
-fn options<T: Args>(words: &[&str]) -> T {
-    ParsedOptions::parse_from([&["program"], words].concat()).options
-}
-
 /// Returns the configuration of the generator's stack.
 fn config(tcp: TcpConfig) -> Config {
     let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
     let device = DeviceConfig::new(NAME, DeviceKind::Memory);
     Config { tcp, ..Config::single(device, &[own], &[]) }
-}
-
-/// Returns a device whose frames are copied as for `ginnel monitor`. Nobody reads the copies: the rings have
-/// room for all of a run.
-fn mirrored(device: Device) -> Result<Device, MeasureError> {
-    let ring = || ring::create(MIRROR_BYTES, SNAPLEN, |_| clock::now()).map(|(writer, _)| writer);
-    Ok(mirror::wrap(device, ring()?, ring()?))
 }
 
 fn failed(error: Error) -> MeasureError {

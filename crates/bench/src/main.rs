@@ -7,6 +7,7 @@
 //! placed_server       a server that runs by itself, with its application in a given placement
 //! single_thread       server and client on one thread, step by step
 //! generator           a server and `ginnel load http` on one thread; either can be the measured side
+//! iot_case            a program of its own: `ginnel iot` and `ginnel load iot` on one thread
 //! server/             the servers: the engine, the runtime and programs on top of it, smoltcp, a sink
 //! program_comparison  a server and the generator in two processes, on the kernel and on a stack
 //! program_pair        two processes of `ginnel` over shared memory, with their memory and CPU time
@@ -24,9 +25,11 @@ mod host;
 mod http;
 mod interleaved;
 mod kernel_client;
+mod mirrored_device;
 mod namespace;
 mod placed_server;
 mod program_comparison;
+mod program_options;
 mod program_pair;
 mod scaled_server;
 mod server;
