@@ -201,11 +201,12 @@ pub(crate) const fn record_bytes(len: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct RecordWriter {
     region: Region,
-    /// Start of the next record, in the region or at its end.
+    /// Start of the bytes of the next record, whose header is before them, in the region or at its end.
     next: *mut u8,
-    /// End of the window: at least `next`, and at most the end of the region.
+    /// What `next` may be at most after a record: a header's length after the end of the window, which is at
+    /// most the end of the region.
     end: *mut u8,
-    /// End of the window for [`RecordWriter::append_short`]: `end`, or null if that method must not be used.
+    /// As `end`, for [`RecordWriter::append_short`]: `end`, or null if that method must not be used.
     short_end: *mut u8,
     has_short: bool,
 }
@@ -218,8 +219,8 @@ impl RecordWriter {
     /// `has_short` is false, [`RecordWriter::append_short`] refuses everything.
     pub(crate) fn new(region: Region, has_short: bool) -> Self {
         assert!(region.len >= CONTROL_BYTES, "the region has no page");
-        let base = region.base.as_ptr();
-        Self { region, next: base, end: base, short_end: std::ptr::null_mut(), has_short }
+        let start = region.base.as_ptr().wrapping_add(RECORD_HEADER_BYTES);
+        Self { region, next: start, end: start, short_end: std::ptr::null_mut(), has_short }
     }
 
     /// Returns the word at an offset in the first page.
@@ -250,7 +251,7 @@ impl RecordWriter {
     /// Returns the offset of the next record.
     #[inline(always)]
     pub(crate) fn next(&self) -> usize {
-        self.next.addr() - self.region.base.as_ptr().addr()
+        self.next.addr() - self.region.base.as_ptr().addr() - RECORD_HEADER_BYTES
     }
 
     /// Sets the window: the offset of the next record, and the offset that no record may exceed.
@@ -258,8 +259,8 @@ impl RecordWriter {
     /// Panics if the window is not inside the region, which is a bug of the caller.
     pub(crate) fn set_window(&mut self, next: usize, end: usize) {
         assert!(next <= end && end <= self.region.len, "the window is outside of the region");
-        let base = self.region.base.as_ptr();
-        (self.next, self.end) = (base.wrapping_add(next), base.wrapping_add(end));
+        let start = self.region.base.as_ptr().wrapping_add(RECORD_HEADER_BYTES);
+        (self.next, self.end) = (start.wrapping_add(next), start.wrapping_add(end));
         self.short_end = if self.has_short { self.end } else { std::ptr::null_mut() };
     }
 
@@ -278,16 +279,16 @@ impl RecordWriter {
     /// Appends a record. Returns false, and writes nothing, if the window has no room.
     #[must_use]
     pub(crate) fn append(&mut self, words: [u64; 2], bytes: &[u8]) -> bool {
-        let next = self.after_record(bytes.len());
+        let next = after_record(self.next, bytes.len());
         if next > self.end {
             return false;
         }
-        // SAFETY: the record ends at `next` or before, which is inside the mapping, since the window is. The
-        // bytes are private memory, so they do not overlap with it; the words may be at any address.
+        // SAFETY: the record ends a header's length before `next` or earlier, which is inside the mapping, since
+        // the window is; so is its header, which is before `self.next`. The bytes are private memory, so they do
+        // not overlap with it; the words may be at any address.
         unsafe {
-            self.next.cast::<[u64; 2]>().write_unaligned(words);
-            let to = self.next.add(RECORD_HEADER_BYTES);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            self.next.sub(RECORD_HEADER_BYTES).cast::<[u64; 2]>().write_unaligned(words);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.next, bytes.len());
         }
         self.next = next;
         true
@@ -299,28 +300,64 @@ impl RecordWriter {
     #[must_use]
     #[inline(always)]
     pub(crate) fn append_short(&mut self, words: [u64; 2], bytes: &[u8]) -> bool {
-        let next = self.after_record(bytes.len());
-        if next > self.short_end {
-            return false;
-        }
-        // SAFETY: as in `append`. A header that is written in vain is after the last record.
-        let is_copied = unsafe {
-            self.next.cast::<[u64; 2]>().write_unaligned(words);
-            copy_short(bytes.as_ptr(), self.next.add(RECORD_HEADER_BYTES), bytes.len())
-        };
-        if is_copied {
+        // SAFETY: the positions are those of the window.
+        let next = unsafe { write_short(self.next, self.short_end, words, bytes) };
+        if let Some(next) = next {
             self.next = next;
         }
-        is_copied
+        next.is_some()
     }
 
-    /// Returns the end of a record with `len` bytes, the length of memory, if it is the next one.
+    /// Appends records as [`RecordWriter::append_short`], up to the first one that it would refuse, or for
+    /// which `record` returns `None`. Returns the items that were not appended.
     #[inline(always)]
-    fn after_record(&self, len: usize) -> *mut u8 {
-        // Cannot overflow: a mapping ends below 2^63 (the kernel has the upper half), and memory is shorter.
-        // Records are aligned, so the end of the record is rounded up instead of its length.
-        self.next.map_addr(|start| record_bytes(start + len))
+    pub(crate) fn append_all_short<'a, T>(
+        &mut self,
+        items: &'a [T],
+        record: impl Fn(&'a T) -> Option<([u64; 2], &'a [u8])>,
+    ) -> &'a [T] {
+        // In registers: the compiler must assume that a record overwrites `self`.
+        let (mut next, end) = (self.next, self.short_end);
+        let mut items = items.iter();
+        let left = loop {
+            let left = items.as_slice();
+            let Some(item) = items.next() else { break left };
+            let Some((words, bytes)) = record(item) else { break left };
+            // SAFETY: the positions are those of the window.
+            let Some(after) = (unsafe { write_short(next, end, words, bytes) }) else { break left };
+            next = after;
+        };
+        self.next = next;
+        left
     }
+}
+
+/// Returns the start of the bytes of the record that follows one with `len` bytes from `start` on, where `len`
+/// is the length of memory.
+#[inline(always)]
+fn after_record(start: *mut u8, len: usize) -> *mut u8 {
+    // Cannot overflow: a mapping ends below 2^63 (the kernel has the upper half), and memory is shorter.
+    // Records are aligned, so the end of the record is rounded up instead of its length.
+    start.map_addr(|start| record_bytes(start + len))
+}
+
+/// Writes a record whose bytes begin at `start`. Returns the start of the bytes of the next record, or `None`
+/// if that would be after `end`, or if the length is not from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`].
+///
+/// # Safety
+/// The positions are `next` of a [`RecordWriter`], and its `short_end`.
+#[inline(always)]
+unsafe fn write_short(start: *mut u8, end: *mut u8, words: [u64; 2], bytes: &[u8]) -> Option<*mut u8> {
+    let next = after_record(start, bytes.len());
+    if next > end {
+        return None;
+    }
+    // SAFETY: as in `RecordWriter::append`. A header that is written in vain is after the last record.
+    let is_copied = unsafe {
+        start.sub(RECORD_HEADER_BYTES).cast::<[u64; 2]>().write_unaligned(words);
+        copy_short(bytes.as_ptr(), start, bytes.len())
+    };
+    is_copied.then_some(next)
 }
 
 /// Copies `len` bytes in pieces of fixed size, for which the compiler needs neither a loop nor a call: the

@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GINNELMR");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 8;
 const BYTES_AT: usize = 16;
@@ -36,11 +36,12 @@ const LOST_AT: usize = 264;
 const RECORDS_AT: usize = 4096;
 
 /// Bits 0..24 of the first word of a header are the bytes of the frame, bits 32..56 those of them that were
-/// not copied, and the others flags. The second word has start and offset of the checksum, and size and
-/// header length of the segmentation, or the time of the burst.
+/// not copied, and the others flags. The second word has start and offset of the checksum or [`NO_PARTIAL`],
+/// and size and header length of the segmentation, or the time of the burst.
 const LEN_MASK: u64 = (1 << 24) - 1;
 const MISSING_AT: u32 = 32;
-const FLAG_PARTIAL: u64 = 1 << 24;
+/// Start and offset of the checksum of a frame whose checksum is complete: no frame is that long.
+const NO_PARTIAL: u64 = 0xffff_ffff;
 /// The record sends the reader to the start of the ring.
 const FLAG_SKIP: u64 = 1 << 25;
 /// The record begins a burst.
@@ -123,16 +124,16 @@ pub fn create(bytes: usize, snaplen: usize, clock: BurstClock) -> io::Result<(Mi
 /// Returns the header of a frame of `len` bytes that is copied completely, but for its segmentation.
 #[inline(always)]
 fn encode(len: usize, partial_checksum: Option<(u16, u16)>) -> [u64; 2] {
-    // Lengths of frames are below 2^24.
-    let len = len as u64;
-    match partial_checksum {
-        Some((start, offset)) => [len | FLAG_PARTIAL, u64::from(start) | u64::from(offset) << 16],
+    let second = match partial_checksum {
+        Some((start, offset)) => u64::from(start) | u64::from(offset) << 16,
         None => {
             // Two branches take fewer instructions than a choice between two values.
             std::hint::cold_path();
-            [len, 0]
+            NO_PARTIAL
         }
-    }
+    };
+    // Lengths of frames are below 2^24.
+    [len as u64, second]
 }
 
 /// Adds the segmentation of a super-frame to its header.
@@ -159,7 +160,7 @@ fn decode(flags: u64, word: u64) -> TxMeta {
     };
     let ecn = flags >> ECN_AT & 1 != 0;
     let gso = kind.map(|kind| Gso { kind, size: half(2), header_len: half(3), ecn });
-    let partial_checksum = (flags & FLAG_PARTIAL != 0).then(|| (half(0), half(1)));
+    let partial_checksum = (word & NO_PARTIAL != NO_PARTIAL).then(|| (half(0), half(1)));
     TxMeta { partial_checksum, gso, ..TxMeta::NONE }
 }
 
@@ -244,15 +245,18 @@ impl FrameSink for MirrorWriter {
 
     #[inline(always)]
     fn put_received(&mut self, frames: &[RxFrame<'_>]) {
-        for frame in frames {
-            let partial_checksum = match frame.checksum {
-                RxChecksum::Partial { start, offset } => Some((start, offset)),
-                RxChecksum::Unverified | RxChecksum::Verified => None,
-            };
-            let words = encode(frame.bytes.len(), partial_checksum);
-            if frame.gso.is_some() || !self.records.append_short(words, frame.bytes) {
-                self.put_any(frame.bytes, meta_of(frame));
-            }
+        let mut frames = frames;
+        loop {
+            frames = self.records.append_all_short(frames, |frame| {
+                let partial_checksum = match frame.checksum {
+                    RxChecksum::Partial { start, offset } => Some((start, offset)),
+                    RxChecksum::Unverified | RxChecksum::Verified => None,
+                };
+                frame.gso.is_none().then(|| (encode(frame.bytes.len(), partial_checksum), frame.bytes))
+            });
+            let Some((frame, others)) = frames.split_first() else { return };
+            self.put_any(frame.bytes, meta_of(frame));
+            frames = others;
         }
     }
 
