@@ -296,12 +296,13 @@ impl RecordWriter {
 
     /// Appends a record with a few instructions and no call. Returns false, and appends nothing, if the
     /// window has no room, or if the length is not from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`]: use
-    /// [`RecordWriter::append`].
+    /// [`RecordWriter::append`]. The shortest records take the fewest instructions: most sent frames are
+    /// acknowledgements.
     #[must_use]
     #[inline(always)]
     pub(crate) fn append_short(&mut self, words: [u64; 2], bytes: &[u8]) -> bool {
         // SAFETY: the positions are those of the window.
-        let next = unsafe { write_short(self.next, self.short_end, words, bytes) };
+        let next = unsafe { write_short::<true>(self.next, self.short_end, words, bytes) };
         if let Some(next) = next {
             self.next = next;
         }
@@ -324,7 +325,7 @@ impl RecordWriter {
             let Some(item) = items.next() else { break left };
             let Some((words, bytes)) = record(item) else { break left };
             // SAFETY: the positions are those of the window.
-            let Some(after) = (unsafe { write_short(next, end, words, bytes) }) else { break left };
+            let Some(after) = (unsafe { write_short::<false>(next, end, words, bytes) }) else { break left };
             next = after;
         };
         self.next = next;
@@ -347,7 +348,12 @@ fn after_record(start: *mut u8, len: usize) -> *mut u8 {
 /// # Safety
 /// The positions are `next` of a [`RecordWriter`], and its `short_end`.
 #[inline(always)]
-unsafe fn write_short(start: *mut u8, end: *mut u8, words: [u64; 2], bytes: &[u8]) -> Option<*mut u8> {
+unsafe fn write_short<const SHORTEST_FIRST: bool>(
+    start: *mut u8,
+    end: *mut u8,
+    words: [u64; 2],
+    bytes: &[u8],
+) -> Option<*mut u8> {
     let next = after_record(start, bytes.len());
     if next > end {
         return None;
@@ -355,19 +361,20 @@ unsafe fn write_short(start: *mut u8, end: *mut u8, words: [u64; 2], bytes: &[u8
     // SAFETY: as in `RecordWriter::append`. A header that is written in vain is after the last record.
     let is_copied = unsafe {
         start.sub(RECORD_HEADER_BYTES).cast::<[u64; 2]>().write_unaligned(words);
-        copy_short(bytes.as_ptr(), start, bytes.len())
+        copy_short::<SHORTEST_FIRST>(bytes.as_ptr(), start, bytes.len())
     };
     is_copied.then_some(next)
 }
 
 /// Copies `len` bytes in pieces of fixed size, for which the compiler needs neither a loop nor a call: the
-/// first bytes and the last ones, which may overlap. Returns false, and copies nothing, if the length is not
+/// first bytes and the last ones, which may overlap. With `SHORTEST_FIRST`, up to 64 bytes take two instructions
+/// less, and more bytes two more. Returns false, and copies nothing, if the length is not
 /// from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`].
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
 #[inline(always)]
-unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) -> bool {
+unsafe fn copy_short<const SHORTEST_FIRST: bool>(from: *const u8, to: *mut u8, len: usize) -> bool {
     /// Copies `N` bytes from a position on.
     ///
     /// # Safety
@@ -379,7 +386,7 @@ unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) -> bool {
     }
     // SAFETY: each piece is within the `len` bytes.
     unsafe {
-        if len <= 128 {
+        if len <= if SHORTEST_FIRST { 64 } else { 128 } {
             if len > 64 {
                 piece::<64>(from, to, 0);
                 piece::<64>(from, to, len - 64);
@@ -390,6 +397,11 @@ unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) -> bool {
             }
             piece::<32>(from, to, 0);
             piece::<32>(from, to, len - 32);
+            return true;
+        }
+        if SHORTEST_FIRST && len <= 128 {
+            piece::<64>(from, to, 0);
+            piece::<64>(from, to, len - 64);
             return true;
         }
         if len > 256 {

@@ -166,6 +166,16 @@ impl LentRoom {
     }
 }
 
+/// Notes, when dropped, that the queue may have taken back the room: also if the queue panics.
+struct TakenBack<'a>(&'a LentRoom);
+
+impl Drop for TakenBack<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.len.set(0);
+    }
+}
+
 /// `WIDE` is true only if the processor has wide vectors.
 struct MirrorTx<S, const WIDE: bool> {
     inner: Box<dyn TxQueue + Send>,
@@ -223,7 +233,10 @@ impl<S: FrameSink, const WIDE: bool> TxQueue for MirrorTx<S, WIDE> {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        let mut room = NonNull::from(self.inner_mut().reserve(len)?);
+        // Setting the length once, after the call, takes one instruction less than resetting it before.
+        let taken_back = TakenBack(&self.room);
+        let mut room = NonNull::from(self.inner.reserve(len)?);
+        std::mem::forget(taken_back);
         self.room = LentRoom { start: room.cast(), len: Cell::new(room.len()) };
         // SAFETY: the queue lends the room as long as `self` is borrowed.
         Some(unsafe { room.as_mut() })

@@ -103,7 +103,8 @@ fn frames_are_mirrored_with_and_without_vectors() {
     }
 }
 
-/// A queue that takes back its room at every call.
+/// A queue that takes back its room at every call. It has room for frames of up to 1500 bytes, and panics if it
+/// is asked for `usize::MAX`.
 struct ChangingTx(Vec<u8>);
 
 impl TxQueue for ChangingTx {
@@ -113,7 +114,9 @@ impl TxQueue for ChangingTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.0 = vec![0; len];
+        self.0 = Vec::new();
+        assert!(len < usize::MAX, "the queue panics");
+        self.0 = vec![0; if len <= 1500 { len } else { return None }];
         Some(&mut self.0)
     }
 
@@ -137,13 +140,18 @@ impl TxQueue for ChangingTx {
 
 #[test]
 fn room_is_not_read_after_another_call() {
-    let calls: [fn(&mut dyn TxQueue); 6] = [
+    let calls: [fn(&mut dyn TxQueue); 8] = [
         |tx| tx.commit(60, TxMeta::NONE),
         |tx| tx.flush(Instant::ZERO),
         |tx| tx.select_class(None),
         |tx| _ = tx.has_backlog(1),
         |tx| _ = tx.next_deadline(),
         |tx| _ = tx.reserve(59),
+        |tx| assert!(tx.reserve(1501).is_none()),
+        |tx| {
+            let reserve = std::panic::AssertUnwindSafe(|| _ = tx.reserve(usize::MAX));
+            assert!(std::panic::catch_unwind(reserve).is_err());
+        },
     ];
     let (ring, file) = ring::create(0, 2000, |now| now).expect("memory");
     let mut reader = MirrorReader::open(&file).expect("a ring");
