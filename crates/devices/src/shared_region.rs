@@ -474,17 +474,23 @@ mod tests {
         assert!(region.copy_out(100, &mut []));
     }
 
+    type Append = fn(&mut RecordWriter, &[u8]) -> bool;
+
     #[test]
     fn records_of_any_length_are_copied() {
         let (region, _fd) = Region::create("ginnel-mirror", 1 << 20).expect("memory");
         let mut writer = RecordWriter::new(region, true);
         for len in (0..600).chain([1500, 4096, 65_549]) {
             let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8 | 1).collect();
-            for is_short in [false, true] {
+            // Any record, a short one, and the short ones among several.
+            let short: Append = |writer, bytes| writer.append_short([1, 2], bytes);
+            let all_short: Append =
+                |writer, bytes| writer.append_all_short(&[bytes], |bytes| Some(([1, 2], *bytes))).is_empty();
+            for append_short in [None, Some(short), Some(all_short)] {
                 assert!(writer.region().copy_in(0, &vec![0; record_bytes(len) + 64]));
                 writer.set_window(16, 16 + record_bytes(len));
-                if is_short {
-                    let is_appended = writer.append_short([1, 2], &bytes);
+                if let Some(append_short) = append_short {
+                    let is_appended = append_short(&mut writer, &bytes);
                     assert_eq!(is_appended, (32..=512).contains(&len), "{len}");
                     if !is_appended {
                         continue;
@@ -504,12 +510,18 @@ mod tests {
 
     #[test]
     fn record_outside_the_window_is_refused() {
+        const BYTES: &[u8] = &[1; 100];
         let (region, _fd) = Region::create("ginnel-mirror", 4096).expect("memory");
         let mut writer = RecordWriter::new(region, true);
         assert!(!writer.append([1, 1], &[]) && !writer.skip_header(), "there is no window yet");
         assert!(!writer.append_short([1, 1], &[1; 32]));
         writer.set_window(4096 - 256, 4096);
         assert!(writer.append_short([1, 1], &[1; 100]) && !writer.append_short([1, 1], &[1; 125]));
+        let record = |len: &usize| (*len > 0).then(|| ([1, 1], &BYTES[..*len]));
+        writer.set_window(4096 - 256, 4096);
+        assert_eq!(writer.append_all_short(&[32, 0, 32], record), [0, 32], "one has no record");
+        assert_eq!(writer.append_all_short(&[100, 100, 32], record), [100, 32], "one has no room");
+        assert_eq!(writer.next(), 4096 - 80);
         writer.set_window(4096 - 64, 4096);
         assert!(!writer.append([1, 1], &[1; 49]) && !writer.append_short([1, 1], &[1; 49]));
         assert!(writer.append([1, 1], &[1; 32]) && writer.skip_header());
