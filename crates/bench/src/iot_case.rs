@@ -1,8 +1,8 @@
 //! Runs `ginnel load iot` and `ginnel iot` in turns on one thread, in simulated time, to count what the
 //! server costs per message. A part of this program stands for Redis, so that each run has the same steps.
 //!
-//! The bench "instructions" runs this program under valgrind. It is no part of `ginnel-bench`, whose other cases
-//! would be compiled differently beside it.
+//! The bench "instructions" runs this program under valgrind. It is no part of `ginnel-bench`, whose other
+//! cases would be compiled differently beside it.
 
 mod mirrored_device;
 mod program_options;

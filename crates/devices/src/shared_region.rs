@@ -203,10 +203,10 @@ pub(crate) struct RecordWriter {
     region: Region,
     /// Start of the bytes of the next record, whose header is before them, in the region or at its end.
     next: *mut u8,
-    /// What `next` may be at most after a record: a header's length after the end of the window, which is at
-    /// most the end of the region.
+    /// Largest value of `next`: a header's length after the end of the window, which is at most the end of the
+    /// region.
     end: *mut u8,
-    /// As `end`, for [`RecordWriter::append_short`]: `end`, or null if that method must not be used.
+    /// Largest value of `next` for [`RecordWriter::append_short`]: `end`, or null if that method must not be used.
     short_end: *mut u8,
     has_short: bool,
 }
@@ -283,9 +283,9 @@ impl RecordWriter {
         if next > self.end {
             return false;
         }
-        // SAFETY: the record ends a header's length before `next` or earlier, which is inside the mapping, since
-        // the window is; so is its header, which is before `self.next`. The bytes are private memory, so they do
-        // not overlap with it; the words may be at any address.
+        // SAFETY: the record ends a header's length before `next` or earlier, which is inside the mapping,
+        // since the window is; so is its header, which is before `self.next`. The bytes are private memory, so
+        // they do not overlap with it; the words may be at any address.
         unsafe {
             self.next.sub(RECORD_HEADER_BYTES).cast::<[u64; 2]>().write_unaligned(words);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.next, bytes.len());
@@ -333,8 +333,8 @@ impl RecordWriter {
     }
 }
 
-/// Returns the start of the bytes of the record that follows one with `len` bytes from `start` on, where `len`
-/// is the length of memory.
+/// Returns the start of the bytes of the record that follows one with `len` bytes from `start` on. Memory has
+/// that length.
 #[inline(always)]
 fn after_record(start: *mut u8, len: usize) -> *mut u8 {
     // Cannot overflow: a mapping ends below 2^63 (the kernel has the upper half), and memory is shorter.
@@ -367,9 +367,9 @@ unsafe fn write_short<const SHORTEST_FIRST: bool>(
 }
 
 /// Copies `len` bytes in pieces of fixed size, for which the compiler needs neither a loop nor a call: the
-/// first bytes and the last ones, which may overlap. With `SHORTEST_FIRST`, up to 64 bytes take two instructions
-/// less, and more bytes two more. Returns false, and copies nothing, if the length is not
-/// from [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`].
+/// first bytes and the last ones, which may overlap. With `SHORTEST_FIRST`, up to 64 bytes take two
+/// instructions less, and more bytes two more. Returns false, and copies nothing, if the length is not from
+/// [`SHORT_BYTES_MIN`] to [`SHORT_BYTES_MAX`].
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].

@@ -103,8 +103,8 @@ fn frames_are_mirrored_with_and_without_vectors() {
     }
 }
 
-/// A queue that takes back its room at every call. It has room for frames of up to 1500 bytes, and panics if it
-/// is asked for `usize::MAX`.
+/// A queue that takes back its room at every call. It has room for frames of up to 1500 bytes, and panics if
+/// it is asked for `usize::MAX`.
 struct ChangingTx(Vec<u8>);
 
 impl TxQueue for ChangingTx {
