@@ -203,10 +203,11 @@ pub(crate) struct RecordWriter {
     region: Region,
     /// Start of the bytes of the next record, whose header is before them, in the region or at its end.
     next: *mut u8,
-    /// Largest value of `next`: a header's length after the end of the window, which is at most the end of the
-    /// region.
+    /// Largest value of `next`: a header's length after the end of the window. The window ends at the end of
+    /// the region or earlier.
     end: *mut u8,
-    /// Largest value of `next` for [`RecordWriter::append_short`]: `end`, or null if that method must not be used.
+    /// Largest value of `next` for [`RecordWriter::append_short`]: `end`, or null if that method must not be
+    /// used.
     short_end: *mut u8,
     has_short: bool,
 }
@@ -284,8 +285,8 @@ impl RecordWriter {
             return false;
         }
         // SAFETY: the record ends a header's length before `next` or earlier, which is inside the mapping,
-        // since the window is; so is its header, which is before `self.next`. The bytes are private memory, so
-        // they do not overlap with it; the words may be at any address.
+        // since the window is; so is its header, which is before `self.next`. The bytes are private memory,
+        // so they do not overlap with it; the words may be at any address.
         unsafe {
             self.next.sub(RECORD_HEADER_BYTES).cast::<[u64; 2]>().write_unaligned(words);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.next, bytes.len());
