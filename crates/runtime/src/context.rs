@@ -326,8 +326,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Lets SYNs to an address without a listener wait for one ([`Stack::hold_syns`]). Has no effect where the
-    /// engine is reached through a channel.
+    /// Lets SYNs to an address without a listener wait for one ([`Stack::hold_syns`]). Has no effect where
+    /// the engine is reached through a channel.
     pub(crate) fn hold_syns(&mut self, local: SocketAddr, v6_only: bool, backlog: u32, wait: Duration) {
         if let Some(stack) = self.core.stack.local_mut() {
             stack.hold_syns(local, v6_only, backlog, wait);

@@ -173,6 +173,12 @@ static void batches(void)
     for (int i = 0; i < 5; i++)
         printf("length %d: %u\n", i, messages[i].msg_len);
     messages[0].msg_hdr.msg_iov = messages[2].msg_hdr.msg_iov = &byte;
+    static const size_t lengths[] = {0, sizeof control.header - 1, sizeof control + 1, 1 << 30, -1};
+    for (unsigned i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        control.header.cmsg_len = lengths[i];
+        say("sendmsg, control message of a wrong length", sendmsg(ends[0], &messages[0].msg_hdr, 0));
+    }
+    control.header.cmsg_len = CMSG_LEN(sizeof(int));
     close(ends[0]);
     close(ends[1]);
 

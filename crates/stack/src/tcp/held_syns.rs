@@ -86,7 +86,7 @@ impl HeldSyns {
 }
 
 impl Tcp {
-    /// Lets SYNs to an address without a listener wait until `self.now + wait`, `backlog` of them at the most.
+    /// Lets SYNs to an address without a listener wait until `self.now + wait`, at most `backlog` of them.
     /// Has no effect on more than `listeners_max` addresses at a time.
     pub fn hold_syns(&mut self, local: SocketAddr, v6_only: bool, backlog: u32, wait: Duration) {
         if self.held_syns.addresses.len() >= self.config.listeners_max as usize {

@@ -15,18 +15,24 @@ pub const CONTROL_BYTES_MAX: usize = 128 << 10;
 /// Calls `act` with each descriptor in the control messages, and stores the number that `act` makes of it.
 ///
 /// # Errors
-/// The first error of `act`, after which no further descriptor is visited.
+/// The first error of `act`, after which no further descriptor is visited; `EINVAL` if a control message is
+/// longer than what is left, as on Linux.
 ///
 /// # Safety
-/// The message must be valid, and its control messages writable.
+/// The message must be valid, and the bytes of its control messages writable; their contents may be invalid.
 unsafe fn for_each_fd(
     message: *const msghdr,
     mut act: impl FnMut(&mut RawFd) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise; libc's iteration stays inside of the control messages.
+    // SAFETY: the caller's promise; libc's iteration stays inside of the control messages, and the length of
+    // each is checked.
     unsafe {
+        let end = (*message).msg_control.addr() + (*message).msg_controllen;
         let mut header: *mut cmsghdr = libc::CMSG_FIRSTHDR(message);
         while let Some(control) = header.as_ref() {
+            if !(size_of::<cmsghdr>()..=end - header.addr()).contains(&control.cmsg_len) {
+                return Err(Errno::INVAL);
+            }
             if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let data: *mut RawFd = libc::CMSG_DATA(header).cast();
                 let bytes = control.cmsg_len.saturating_sub(data.addr() - header.addr());
