@@ -21,6 +21,15 @@ pub(crate) struct PathMtuEntry {
     expires: Instant,
 }
 
+/// The period in which the path MTU of a cached route is valid. The default is never valid.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PathMtuValidity {
+    /// The generation of the cache in which the path MTU was looked up.
+    generation: u64,
+    /// The time at which the entry of the destination expires; [`Instant::MAX`] without an entry.
+    expires: Instant,
+}
+
 /// A bounded map. Entries expire; at the limit the oldest entry is evicted.
 #[derive(Debug)]
 pub(crate) struct PathMtuCache {
@@ -81,6 +90,19 @@ impl PathMtuCache {
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Returns until when the path MTU of `destination` that is looked up now is valid.
+    pub(crate) fn validity(&self, now: Instant, destination: IpAddr) -> PathMtuValidity {
+        let expires = self.get(now, destination).map_or(Instant::MAX, |entry| entry.expires);
+        PathMtuValidity { generation: self.generation, expires }
+    }
+
+    /// Returns whether a path MTU that was looked up earlier is still valid: no path MTU was learnt since,
+    /// and the entry has not expired.
+    #[inline]
+    pub(crate) fn is_current(&self, now: Instant, validity: &PathMtuValidity) -> bool {
+        validity.generation == self.generation && now < validity.expires
     }
 
     /// Returns how many destinations were evicted to make room for others.

@@ -190,7 +190,7 @@ impl Udp {
             (false, None) => route_for(now, network, socket, remote, to.is_some())?.route,
         };
         // Each receiver has another flow.
-        let cached = CachedRoute { route, flow_hash: None };
+        let cached = CachedRoute::uncached(route);
         let route = &cached.route;
         let link = route.hop.link();
         let multicast = *socket.multicast(remote.ip());

@@ -26,6 +26,7 @@ pub use queue::Datagram;
 use crate::handle::UdpHandle;
 use crate::icmp::UnreachableReason;
 use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
+use crate::ip::path_mtu::PathMtuValidity;
 use crate::ip::stats::counters;
 use crate::ip::{L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::multicast::MulticastOptions;
@@ -167,6 +168,15 @@ struct CachedRoute {
     route: Route,
     /// The flow hash, if the device carries labels.
     flow_hash: Option<u32>,
+    /// States until when the path MTU of the route is valid.
+    path_mtu: PathMtuValidity,
+}
+
+impl CachedRoute {
+    /// Returns a route for one call, which no socket caches.
+    fn uncached(route: Route) -> Self {
+        Self { route, flow_hash: None, path_mtu: PathMtuValidity::default() }
+    }
 }
 
 /// A slot for a socket.
@@ -386,7 +396,7 @@ impl Udp {
         };
         socket.local.set_ip(route.src);
         socket.remote = Some(remote);
-        socket.cache_route(network, route, remote);
+        socket.cache_route(now, network, route, remote);
         self.leave_group(handle.index);
         Ok(())
     }
@@ -455,7 +465,7 @@ impl Udp {
         let cached = match source {
             Some(_) => {
                 let route = network.route(now, remote.ip(), source).map_err(route_error)?;
-                CachedRoute { route, flow_hash: None }
+                CachedRoute::uncached(route)
             }
             None => route_for(now, network, socket, remote, to.is_some())?,
         };
@@ -677,7 +687,6 @@ impl Udp {
         if is_too_big {
             if discovery.accepts_path_mtu() {
                 network.accept_path_mtu(now, error);
-                socket.route = None;
             } else if !v4 {
                 return;
             }
@@ -725,14 +734,21 @@ impl UdpSocket {
     }
 
     /// Caches the route to the remote address.
-    fn cache_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> CachedRoute {
+    fn cache_route(
+        &mut self,
+        now: Instant,
+        network: &Network,
+        route: Route,
+        remote: SocketAddr,
+    ) -> CachedRoute {
         let local = SocketAddr::new(route.src, self.local.port());
         let flow_hash = if network.device_carries_labels(&route.hop) {
             network.tx_flow_hash(local, remote)
         } else {
             None
         };
-        *self.route.insert(CachedRoute { route, flow_hash })
+        let path_mtu = network.path_mtu.validity(now, remote.ip());
+        *self.route.insert(CachedRoute { route, flow_hash, path_mtu })
     }
 
     /// Returns the capacity of the receive queue in bytes; `default` is the configured one.
@@ -805,6 +821,7 @@ fn route_for(
     if !has_destination
         && let Some(cached) = socket.route
         && network.hop_is_current(&cached.route.hop)
+        && network.path_mtu.is_current(now, &cached.path_mtu)
     {
         return Ok(cached);
     }
@@ -817,9 +834,9 @@ fn route_for(
     if has_destination {
         // Without a hash the receiver computes it, if several of its shards share the port: hashing is not
         // worthwhile for sockets that send to many destinations.
-        return Ok(CachedRoute { route, flow_hash: None });
+        return Ok(CachedRoute::uncached(route));
     }
-    Ok(socket.cache_route(network, route, remote))
+    Ok(socket.cache_route(now, network, route, remote))
 }
 
 fn tx_error(error: TxError) -> UdpError {

@@ -32,7 +32,7 @@ impl UdpSocket {
         group_hop_limit: Option<u8>,
         payload_len: usize,
     ) -> Result<(IpHeader, udp::Header), UdpError> {
-        let CachedRoute { route, flow_hash } = cached;
+        let CachedRoute { route, flow_hash, .. } = cached;
         let len = udp::Header::LEN + payload_len;
         let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
         let fits = len_max.min(self.options.pmtu_discovery.datagram_len_max(network, route));

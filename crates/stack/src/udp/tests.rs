@@ -105,6 +105,21 @@ impl Sockets {
         message.emit(&mut out);
         self.receive_frame(&v4_frame(protocol::ICMP, &out));
     }
+
+    /// Delivers the peer's "packet too big" message about the last datagram sent, which went to `to`.
+    fn peer_sends_too_big(&mut self, to: SocketAddr, mtu: u16) {
+        if to.is_ipv4() {
+            return self.peer_sends_error(4, mtu);
+        }
+        let sent = self.fixture.sent().pop().unwrap();
+        // A message of ICMPv6 has at most 1,280 bytes (RFC 4443 §2.4).
+        let quote = &sent[14..sent.len().min(14 + 1200)];
+        let message = icmpv6::Message::PacketTooBig { mtu: mtu.into(), quote };
+        let mut out = vec![0; message.encoded_len()];
+        message.emit(PEER_V6, OUR_V6, &mut out);
+        let packet = ipv6_packet(PEER_V6, OUR_V6, protocol::ICMPV6, 64, &out);
+        self.receive_frame(&frame(EtherType::IPV6, &packet));
+    }
 }
 
 /// Returns what follows from a "packet too big" message about a connected socket with `options`: the socket's
@@ -115,15 +130,7 @@ fn report_of_small_mtu(options: UdpOptions, to: SocketAddr) -> (Option<UdpError>
     let socket = s.bind_with(any, 7, options).unwrap();
     s.connect(socket, to).unwrap();
     s.send(socket, None, &[0; 1000]).unwrap();
-    if to.is_ipv4() {
-        s.peer_sends_error(4, 1300);
-    } else {
-        let sent = s.fixture.sent().pop().unwrap();
-        let message = icmpv6::Message::PacketTooBig { mtu: 1300, quote: &sent[14..] };
-        let mut out = vec![0; message.encoded_len()];
-        message.emit(PEER_V6, OUR_V6, &mut out);
-        s.receive_frame(&frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::ICMPV6, 64, &out)));
-    }
+    s.peer_sends_too_big(to, 1300);
     let other = s.bind(any, 8);
     s.connect(other, to).unwrap();
     let path_mtu = s.udp.path_mtu(s.fixture.now, &mut s.fixture.network, other).unwrap();
@@ -556,6 +563,33 @@ fn pmtu_discovery_mode_governs_reports_of_routers() {
         ] {
             assert_eq!(report_of_small_mtu(options, to), (expected, path_mtu), "{options:?} {to}");
         }
+    }
+}
+
+#[test]
+fn connected_sockets_share_a_learnt_path_mtu() {
+    for to in [at("10.0.0.2", 1), at("2001:db8::2", 1)] {
+        let mut s = sockets();
+        let any = if to.is_ipv4() { ANY_V4 } else { ANY_V6 };
+        let mode = UdpOptions { pmtu_discovery: PmtuDiscovery::Do, ..options() };
+        let [learner, other] = [7, 8].map(|port| s.bind_with(any, port, mode).unwrap());
+        for socket in [learner, other] {
+            s.connect(socket, to).unwrap();
+            s.send(socket, None, &[0; 1400]).unwrap();
+            assert_eq!(s.udp.path_mtu(s.fixture.now, &mut s.fixture.network, socket), Ok(1500));
+        }
+        s.send(learner, None, &[0; 1400]).unwrap();
+        s.peer_sends_too_big(to, 1300);
+        for socket in [learner, other] {
+            let path_mtu = s.udp.path_mtu(s.fixture.now, &mut s.fixture.network, socket);
+            assert_eq!(path_mtu, Ok(1300), "{to}");
+        }
+        assert_eq!(s.udp.take_error(other), Ok(None), "only the sender gets the error");
+        assert_eq!(s.send(other, None, &[0; 1400]), Err(UdpError::TooLong), "{to}");
+        s.fixture.now += Duration::from_secs(600);
+        let path_mtu = s.udp.path_mtu(s.fixture.now, &mut s.fixture.network, other);
+        assert_eq!(path_mtu, Ok(1500), "the path MTU expires: {to}");
+        s.send(other, None, &[0; 1400]).unwrap();
     }
 }
 
