@@ -1037,7 +1037,7 @@ impl Channels {
         client.arrival_time(conn, end)
     }
 
-    pub fn await_stamps(&mut self, conn: Conn, end: u64, sent: bool, acked: bool) -> Result<(), Stale> {
+    pub fn await_stamps(&mut self, conn: Conn, end: u64, sent: bool, acked: bool) -> Result<bool, Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.await_stamps(conn, end, sent, acked)
     }

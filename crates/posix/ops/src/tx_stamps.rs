@@ -22,8 +22,6 @@ use ginnel::channel::scatter;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// Writes to a stream whose times are awaited at the same time. The times of further ones are not taken.
-const AWAITED_MAX: usize = 256;
 /// `SO_EE_ORIGIN_TIMESTAMPING`.
 const ORIGIN_TIMESTAMPING: u8 = 4;
 /// Flags that ask for timestamps of datagrams.
@@ -100,13 +98,25 @@ enum NextDatagram {
     Corked(Option<StampRequest>),
 }
 
-/// Writes to a stream whose times are awaited.
+/// Writes to a stream whose times are awaited. The stack limits their number.
 #[derive(Clone, Debug, Default)]
 struct StreamStamps {
     /// Positions after the last byte of each write, and its flags.
     awaited: VecDeque<(u64, u32)>,
     /// The position whose byte has the number 0.
     base: u64,
+}
+
+impl StreamStamps {
+    /// Returns which of the times in `kinds` the oldest write up to `end` that waits for one of them asked
+    /// for. They are not awaited any more.
+    fn take_asked(&mut self, end: u64, kinds: u32) -> u32 {
+        let awaited = self.awaited.iter_mut().find(|(of, flags)| *of == end && flags & kinds != 0);
+        let Some((_, flags)) = awaited else { return 0 };
+        let asked = *flags & kinds;
+        *flags &= !kinds;
+        asked
+    }
 }
 
 /// The transmit timestamps of a socket.
@@ -227,11 +237,19 @@ impl ProcessState {
             return;
         }
         let Ok(end) = self.client.written(stream.conn) else { return };
-        let stamps = &mut socket.udp_send.get_or_insert_default().tx_stamps.stream;
-        if stamps.awaited.len() < AWAITED_MAX {
-            stamps.awaited.push_back((end, flags));
-            // If the connection is gone, there are no times.
-            let _ = self.client.await_stamps(stream.conn, end, sent, acked);
+        socket.udp_send.get_or_insert_default().tx_stamps.stream.awaited.push_back((end, flags));
+        let mut answer = self.client.await_stamps(stream.conn, end, sent, acked);
+        if answer == Ok(false) {
+            // The times of earlier writes, which nobody has fetched yet, may take the space.
+            self.take_stream_stamps(file, stream.conn);
+            answer = self.client.await_stamps(stream.conn, end, sent, acked);
+        }
+        // Beyond the limit, and of a connection that is gone, there are no times.
+        if answer != Ok(true)
+            && let Ok(socket) = self.files.socket(file)
+            && let Some(udp_send) = &mut socket.udp_send
+        {
+            udp_send.tx_stamps.stream.awaited.pop_back();
         }
     }
 
@@ -246,16 +264,14 @@ impl ProcessState {
             return;
         }
         for taken in self.client.take_stamps(conn).unwrap_or_default() {
-            let awaited = stamps.stream.awaited.iter_mut().find(|(end, _)| *end == taken.end);
-            let Some((end, flags)) = awaited else { continue };
-            let number = (*end - 1).wrapping_sub(stamps.stream.base) as u32;
+            let number = (taken.end - 1).wrapping_sub(stamps.stream.base) as u32;
             let id = if timestamps.has(OPT_ID) { number } else { 0 };
             let all: &[_] = match taken.is_acked {
                 true => &[(TX_ACK, StampKind::Acked)],
                 false => &[(TX_SCHED, StampKind::Scheduled), (TX_SOFTWARE, StampKind::Sent)],
             };
             let asked =
-                core::mem::replace(flags, *flags & !all.iter().fold(0, |bits, (flag, _)| bits | flag));
+                stamps.stream.take_asked(taken.end, all.iter().fold(0, |bits, (flag, _)| bits | flag));
             for (_, kind) in all.iter().filter(|(flag, _)| asked & flag != 0) {
                 let (at, kind) = (time_of(Some(taken.at_us)), *kind);
                 stamps.push(TxStamp { at, kind, id, packet: None }, space);
@@ -422,6 +438,17 @@ impl ProcessState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_write_up_to_a_position_gets_its_time() {
+        let awaited = [(10, TX_SOFTWARE), (10, TX_SCHED | TX_ACK), (20, TX_ACK)].into();
+        let mut stamps = StreamStamps { awaited, base: 0 };
+        let (sent, acked) = (TX_SCHED | TX_SOFTWARE, TX_ACK);
+        let taken = [(10, sent), (10, acked), (10, sent), (10, sent), (20, acked)]
+            .map(|(end, kinds)| stamps.take_asked(end, kinds));
+        assert_eq!(taken, [TX_SOFTWARE, TX_ACK, TX_SCHED, 0, TX_ACK]);
+        assert!(stamps.awaited.iter().all(|(_, flags)| *flags == 0));
+    }
 
     // limit: transmit timestamps of a socket
     #[test]

@@ -382,6 +382,7 @@ impl Codec for ChannelReply {
             Self::LocalPorts([tcp, udp]) => tagged(out, 27, &(*tcp, *udp)),
             Self::UdpSentAt(result) => tagged(out, 28, result),
             Self::Stamps(stamps) => tagged(out, 29, stamps),
+            Self::AwaitStamps(result) => tagged(out, 30, result),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -417,6 +418,7 @@ impl Codec for ChannelReply {
             27 => Self::LocalPorts([Codec::decode(from)?, Codec::decode(from)?]),
             28 => Self::UdpSentAt(Codec::decode(from)?),
             29 => Self::Stamps(Codec::decode(from)?),
+            30 => Self::AwaitStamps(Codec::decode(from)?),
             _ => return None,
         })
     }

@@ -344,6 +344,9 @@ pub enum ChannelReply {
     ArrivalTime(Result<u32, Stale>),
     /// Reply to [`ChannelRequest::SendableWithin`].
     SendableWithin(Result<u32, Stale>),
+    /// Reply to [`ChannelRequest::AwaitStamps`]: false if the times are not taken, because the limit is
+    /// reached.
+    AwaitStamps(Result<bool, Stale>),
     /// Reply to [`ChannelRequest::TakeStamps`].
     Stamps(Vec<StreamStamp>),
     /// Reply to [`ChannelRequest::IsShared`].

@@ -46,6 +46,9 @@ pub struct ChannelStats {
     /// Times that a connection filled its buffer and got no large one, because `channel.large_buffers_max`
     /// was reached.
     pub large_buffers_refused: u64,
+    /// Writes to a stream whose transmit timestamps were asked for and not taken, because too many of the
+    /// stream were awaited or not yet read.
+    pub stamps_refused: u64,
     /// Bytes that were queued to be sent from large buffers without copying.
     pub zero_copy_bytes: u64,
     /// Bytes counted in `zero_copy_bytes` that were copied after all, because a client needed their space.
@@ -73,6 +76,7 @@ impl Add for ChannelStats {
             filters_refused: self.filters_refused + other.filters_refused,
             options_refused: self.options_refused + other.options_refused,
             large_buffers_refused: self.large_buffers_refused + other.large_buffers_refused,
+            stamps_refused: self.stamps_refused + other.stamps_refused,
             zero_copy_bytes: self.zero_copy_bytes + other.zero_copy_bytes,
             zero_copy_bytes_copied: self.zero_copy_bytes_copied + other.zero_copy_bytes_copied,
         }
@@ -99,6 +103,7 @@ impl ChannelStats {
             filters_refused,
             options_refused,
             large_buffers_refused,
+            stamps_refused,
             zero_copy_bytes,
             zero_copy_bytes_copied,
         } = *self;
@@ -119,6 +124,7 @@ impl ChannelStats {
             ("channel.filters_refused", filters_refused),
             ("channel.options_refused", options_refused),
             ("channel.large_buffers_refused", large_buffers_refused),
+            ("channel.stamps_refused", stamps_refused),
             ("channel.zero_copy_bytes", zero_copy_bytes),
             ("channel.zero_copy_bytes_copied", zero_copy_bytes_copied),
         ] {

@@ -188,15 +188,20 @@ impl Client {
     }
 
     /// Has the times taken at which the byte before position `end` of what was written is sent and
-    /// acknowledged. [`ClientEvent::Acked`](super::ClientEvent::Acked) follows.
+    /// acknowledged. [`ClientEvent::Acked`](super::ClientEvent::Acked) follows. Returns false if they are not
+    /// taken, because too many times of the stream are awaited or were not fetched by
+    /// [`take_stamps`](Client::take_stamps).
     ///
     /// # Errors
     /// Returns an error if the handle is stale or the shard is gone.
-    pub fn await_stamps(&mut self, conn: Conn, end: u64, sent: bool, acked: bool) -> Result<(), Stale> {
+    pub fn await_stamps(&mut self, conn: Conn, end: u64, sent: bool, acked: bool) -> Result<bool, Stale> {
         self.tracked(conn)?;
         self.flush();
         let request = ChannelRequest::AwaitStamps(conn.index(), end, sent, acked);
-        self.call(request).map(|_| ()).map_err(|_| Stale::Handle)
+        match self.call(request) {
+            Ok(ChannelReply::AwaitStamps(result)) => result,
+            _ => Err(Stale::Handle),
+        }
     }
 
     /// Returns the times that were taken since the last call.

@@ -185,10 +185,10 @@ impl Domain {
                 })
             }
             ChannelRequest::AwaitStamps(socket, end, wants_sent, wants_acked) => {
-                if owned_conn(self, socket).is_some() {
-                    self.await_stamps(cx, (number, socket), (end, wants_sent, wants_acked));
-                }
-                ChannelReply::Done
+                ChannelReply::AwaitStamps(match owned_conn(self, socket) {
+                    Some(_) => Ok(self.await_stamps(cx, (number, socket), (end, wants_sent, wants_acked))),
+                    None => Err(Stale::Handle),
+                })
             }
             ChannelRequest::TakeStamps(socket) => {
                 let is_owner = self.sockets.get(socket as usize).is_some_and(|s| s.owners.contains(number));

@@ -10,7 +10,7 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Times of a stream that clients have asked for and not taken. At the limit, further requests are ignored.
+/// Times of a stream that clients have asked for and not taken. At the limit, further requests are refused.
 // limit: transmit timestamps of a program's stream
 const STAMPS_MAX: usize = 256;
 
@@ -40,10 +40,13 @@ pub(super) struct StreamStamps {
 }
 
 impl StreamStamps {
-    fn await_byte(&mut self, byte: AwaitedByte) {
-        if self.awaited.len() + self.taken.len() < STAMPS_MAX {
+    /// Has the times of a byte taken. Returns false at the limit.
+    fn await_byte(&mut self, byte: AwaitedByte) -> bool {
+        let has_space = self.awaited.len() + self.taken.len() < STAMPS_MAX;
+        if has_space {
             self.awaited.push_back(byte);
         }
+        has_space
     }
 
     /// Takes the times of bytes before the positions up to which the stream was sent and acknowledged.
@@ -75,17 +78,22 @@ impl Domain {
     }
 
     /// Has the times taken for a client at which the byte before position `end` of a stream is sent and
-    /// acknowledged.
+    /// acknowledged. Returns false, and counts the refusal, if too many times of the stream are awaited or
+    /// were not fetched.
     pub(super) fn await_stamps(
         &mut self,
         cx: &mut Context<'_>,
         (client, socket): (usize, u32),
         (end, wants_sent, wants_acked): (u64, bool, bool),
-    ) {
+    ) -> bool {
         let stamps = self.stamped.entry(socket).or_default();
-        stamps.await_byte(AwaitedByte { client, end, wants_sent, wants_acked });
+        if !stamps.await_byte(AwaitedByte { client, end, wants_sent, wants_acked }) {
+            self.stats.stamps_refused += 1;
+            return false;
+        }
         self.check_stamps(cx, socket);
         self.check_stamps_after_transmit(cx, socket);
+        true
     }
 
     /// Looks at all sockets again of whose bytes clients want the times, after the domain was restored.
@@ -177,8 +185,7 @@ mod tests {
     #[test]
     fn each_time_of_a_byte_is_taken_once() {
         let mut stamps = StreamStamps::default();
-        stamps.await_byte(byte(10));
-        stamps.await_byte(byte(20));
+        assert!(stamps.await_byte(byte(10)) && stamps.await_byte(byte(20)));
         assert!(!stamps.take_times(9, 0));
         assert!(stamps.take_times(10, 9) && !stamps.take_times(19, 9));
         assert!(stamps.take_times(20, 20));
@@ -189,9 +196,9 @@ mod tests {
 
     // limit: transmit timestamps of a program's stream
     #[test]
-    fn requests_beyond_the_limit_are_ignored() {
+    fn requests_beyond_the_limit_are_refused() {
         let mut stamps = StreamStamps::default();
-        (1..=2 * STAMPS_MAX as u64).for_each(|end| stamps.await_byte(byte(end)));
-        assert_eq!(stamps.awaited.len(), STAMPS_MAX);
+        let accepted = (1..=2 * STAMPS_MAX as u64).filter(|end| stamps.await_byte(byte(*end))).count();
+        assert_eq!((accepted, stamps.awaited.len()), (STAMPS_MAX, STAMPS_MAX));
     }
 }

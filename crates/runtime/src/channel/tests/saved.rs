@@ -337,7 +337,7 @@ fn stamps_stages_and_options_stay() {
     let before = client.arrival_time(conn, 4).unwrap();
     assert!(before.is_some());
     client.send(conn, &[1; 500]).unwrap();
-    client.await_stamps(conn, 500, true, true).unwrap();
+    assert_eq!(client.await_stamps(conn, 500, true, true), Ok(true));
     fixture.sample_stages(client.endpoints(conn).unwrap());
     fixture.replace_shard();
     assert_eq!(client.arrival_time(conn, 4), Ok(before));
@@ -353,6 +353,30 @@ fn stamps_stages_and_options_stay() {
     assert_eq!(client.arrival_time(conn, 4), Ok(None));
     drop(client);
     fixture.assert_all_freed();
+}
+
+// limit: transmit timestamps of a program's stream
+#[test]
+fn refused_stamps_are_told_counted_and_granted_later() {
+    const STAMPS_MAX: u64 = 256;
+    let mut fixture = SavedFixture::new(&small_config(), Peer { listens: true, ..Peer::default() });
+    let (_domain, mut client) = fixture.open_domain();
+    let conn = client.connect(peer_port(), ConnectOptions::default()).unwrap();
+    fixture.events(&mut client);
+    client.send(conn, &[1; 100]).unwrap();
+    let is_granted = |client: &mut Client, end: u64| client.await_stamps(conn, end, true, true).unwrap();
+    let granted = (1..=100).filter(|end| is_granted(&mut client, *end)).count();
+    assert_eq!(granted, 100);
+    fixture.run(SECOND);
+    // Each byte has two times now, which nobody has fetched.
+    let granted = (101..=200).filter(|end| is_granted(&mut client, *end)).count() as u64;
+    assert_eq!(
+        (granted, fixture.server().handler().stats().stamps_refused),
+        (STAMPS_MAX - 200, 100 - granted)
+    );
+    assert_eq!(client.take_stamps(conn).unwrap().len(), 200);
+    assert!(is_granted(&mut client, 300));
+    assert_eq!(fixture.server().handler().stats().stamps_refused, 100 - granted);
 }
 
 #[test]
