@@ -4,6 +4,7 @@ use crate::Ops;
 use crate::descriptor_report::{KernelReason, ReportEntry};
 use crate::fd_table::FileId;
 use crate::file::{FileKind, Socket, SocketRole};
+use crate::options::NETNS_COOKIE;
 use crate::options::Setting;
 use crate::options::filter::set_on_kernel;
 use crate::options::reuseport::set_group_program_on_kernel;
@@ -105,6 +106,14 @@ pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]
     };
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     syscall::setsockopt(socket.as_raw_fd(), level, name, value)
+}
+
+/// Returns the number of the calling thread's network namespace (`SO_NETNS_COOKIE`).
+pub(crate) fn netns_cookie() -> Result<[u8; 8], Errno> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let mut cookie = [0; 8];
+    syscall::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, NETNS_COOKIE, &mut cookie)?;
+    Ok(cookie)
 }
 
 /// Sets options on a kernel socket as the program has set them. If the kernel does not accept one any more,

@@ -137,6 +137,7 @@ pub(crate) const PRIORITY_FREE_MAX: c_int = 6;
 const TTL_DEFAULT: u32 = 64;
 /// Option numbers for which libc has no names.
 const BINDTOIFINDEX: c_int = 62;
+pub(crate) const NETNS_COOKIE: c_int = 71;
 const BUF_LOCK: c_int = 72;
 pub(crate) const TCP_INQ: c_int = 36;
 const IPV6_PATHMTU: c_int = 61;

@@ -80,6 +80,15 @@ pub(crate) fn setsockopt(socket: RawFd, level: c_int, name: c_int, value: &[u8])
     unsafe { syscall(libc::SYS_setsockopt, arguments) }.map(|_| ())
 }
 
+/// Fills `value`, which has the length of the option's value.
+pub(crate) fn getsockopt(socket: RawFd, level: c_int, name: c_int, value: &mut [u8]) -> Result<(), Errno> {
+    let mut len = value.len() as libc::socklen_t;
+    let (value, len) = (value.as_mut_ptr().expose_provenance(), (&raw mut len).expose_provenance());
+    // SAFETY: the pointers are those of a slice and of its length.
+    unsafe { syscall(libc::SYS_getsockopt, [fd(socket), level as usize, name as usize, value, len]) }
+        .map(|_| ())
+}
+
 pub(crate) fn bind(socket: RawFd, address: &[u8]) -> Result<(), Errno> {
     let arguments = [fd(socket), address.as_ptr().expose_provenance(), address.len(), 0, 0];
     // SAFETY: pointer and length are those of a slice.

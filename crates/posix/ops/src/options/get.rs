@@ -3,11 +3,12 @@
 use super::timestamps::TimestampOptions;
 use super::values::{cc_info, congestion_name, fastopen_key_bytes, pacing_rate_value};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MAX_PACING_RATE, MINHOPCOUNT, RCVTIMEO_NEW,
-    SNDBUF_GROWN_MAX, SNDTIMEO_NEW, TCP_INQ, TTL_DEFAULT, int_options, ports, tcp_info, times,
+    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MAX_PACING_RATE, MINHOPCOUNT, NETNS_COOKIE,
+    RCVTIMEO_NEW, SNDBUF_GROWN_MAX, SNDTIMEO_NEW, TCP_INQ, TTL_DEFAULT, int_options, ports, tcp_info, times,
 };
 use crate::Ops;
 use crate::file::SocketRole;
+use crate::kernel_socket;
 use crate::sockaddr::Family;
 use crate::unordered::{GINNEL_UNORDERED_RECV, GINNEL_UNORDERED_SEND, SOL_GINNEL};
 use core::ffi::c_int;
@@ -219,6 +220,10 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_COOKIE) if space < size_of::<u64>() => return Err(Errno::INVAL),
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
                 OptionValue::truncatable(state.cookie(file).to_ne_bytes().to_vec())
+            }
+            (libc::SOL_SOCKET, NETNS_COOKIE) if space != size_of::<u64>() => return Err(Errno::INVAL),
+            (libc::SOL_SOCKET, NETNS_COOKIE) => {
+                OptionValue::truncatable(kernel_socket::netns_cookie()?.to_vec())
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match state.info(file) {
                 Some(info) => number(info.snd_mss),

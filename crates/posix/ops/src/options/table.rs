@@ -379,7 +379,7 @@ pub const OPTIONS: &[OptionRow] = &[
     dedicated(SOL, 68, "SO_DETACH_REUSEPORT_BPF"),
     ignored(SOL, 69, "SO_PREFER_BUSY_POLL", FLAG, NO_EFFECT_ON_TCP),
     accepted(70, "SO_BUSY_POLL_BUDGET", Err(UNKNOWN_OPTION)).with_note("any value is accepted"),
-    refused(SOL, 71, "SO_NETNS_COOKIE", "the stack is in no network namespace"),
+    dedicated_with_note(SOL, 71, "SO_NETNS_COOKIE", "of the calling thread's network namespace"),
     dedicated_with_note(SOL, 72, "SO_BUF_LOCK", "on a connection a fixed size keeps its value"),
     refused(SOL, 73, "SO_RESERVE_MEM", "the configuration reserves the stack's memory"),
     ignored(

@@ -1,9 +1,11 @@
 //! Calls in unusual states of a socket: before it listens, without a connection, after `shutdown`.
 
-use crate::sys::{Fd, Fixture, address, control, port, word};
+use crate::kernel::Kernel;
+use crate::sys::{Fd, Fixture, Sys, address, control, port, word};
+use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{
-    AF_INET6, AF_UNSPEC, EPOLL_CTL_ADD, EPOLLIN, EPOLLOUT, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT,
+    AF_INET6, AF_UNIX, AF_UNSPEC, EPOLL_CTL_ADD, EPOLLIN, EPOLLOUT, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT,
     MSG_NOSIGNAL, MSG_OOB, SO_COOKIE, SO_PEERNAME, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
 };
 use rustix::fd::AsRawFd;
@@ -163,6 +165,29 @@ pub fn options_with_short_and_long_buffers(w: &mut Fixture<'_>) {
     }
 }
 
+/// All sockets of a network namespace have its number.
+pub fn number_of_the_network_namespace(w: &mut Fixture<'_>) {
+    const SO_NETNS_COOKIE: c_int = 71;
+    let local = Kernel.socket(AF_UNIX, SOCK_STREAM).unwrap();
+    let number = Kernel.getsockopt_into(local, SOL_SOCKET, SO_NETNS_COOKIE, 8).unwrap();
+    Kernel.close(local).unwrap();
+    let (a, b) = w.connection();
+    let (here, there, domain) = (w.a, w.b, w.domain());
+    let kinds =
+        [(domain, SOCK_STREAM), (domain, SOCK_DGRAM), (AF_INET6, SOCK_STREAM), (AF_INET6, SOCK_DGRAM)];
+    let unbound = kinds.map(|(domain, kind)| (here, here.socket(domain, kind).unwrap()));
+    for (host, fd) in [(here, a), (there, b)].into_iter().chain(unbound) {
+        for space in [0, 4, 7, 9, 16] {
+            w.log("other lengths", host.getsockopt_into(fd, SOL_SOCKET, SO_NETNS_COOKIE, space));
+        }
+        let got = host.getsockopt_into(fd, SOL_SOCKET, SO_NETNS_COOKIE, 8);
+        w.log("is that of the thread", got.map(|got| got == number));
+        for len in [0, 4, 8] {
+            w.log("set", host.setsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &number[..len]));
+        }
+    }
+}
+
 pub mod tests {
     crate::cases! {
         ; both {
@@ -176,6 +201,7 @@ pub mod tests {
             splice_of_a_datagram_ends_at_the_count
             sendfile_from_what_is_no_file
             options_with_short_and_long_buffers
+            number_of_the_network_namespace
         }
     }
 }
