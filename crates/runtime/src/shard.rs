@@ -83,6 +83,18 @@ pub(crate) fn without_layer(rx: Box<dyn RxQueue + Send>) -> Box<dyn RxQueue + Se
     rx.remove_layer().unwrap_or(Box::new(NoRx))
 }
 
+/// Describes what a shard that has lost a device goes on with: names of devices, and whether each is the
+/// loopback.
+fn describe_devices_left(left: &[(&str, bool)]) -> String {
+    let names: Vec<&str> =
+        left.iter().filter(|(_, is_loopback)| !is_loopback).map(|(name, _)| *name).collect();
+    match (names.is_empty(), left.is_empty()) {
+        (false, _) => format!("the shard goes on with {}", names.join(", ")),
+        (true, false) => "no device but the loopback is left: no other host reaches the shard".into(),
+        (true, true) => "no device is left".into(),
+    }
+}
+
 /// A device that is gone.
 struct NoRx;
 
@@ -488,17 +500,24 @@ impl<H: Handler> Shard<H> {
             core.with_router(|router, stack, stats| router.sync_registry(stack, stats));
             work += 1;
         }
+        let mut has_lost_devices = false;
         for port in ports.iter_mut().filter(|port| !port.is_gone) {
             if port.rx.is_gone() {
                 port.is_gone = true;
+                has_lost_devices = true;
                 core.stats.devices_lost += 1;
                 core.with_router(|router, _, _| router.report_gone(port.id));
-                tracing::error!("device {}: its interface is gone; the others go on", port.name);
+                tracing::error!("device {}: its interface is gone", port.name);
                 continue;
             }
             if !priority::COMPILED || priorities.is_none() {
                 work += receive_burst(port, core, handler, dispatch, now);
             }
+        }
+        if has_lost_devices {
+            let left = ports.iter().filter(|port| !port.is_gone);
+            let left: Vec<_> = left.map(|port| (port.name.as_str(), port.is_loopback)).collect();
+            tracing::error!("{}", describe_devices_left(&left));
         }
         if priority::COMPILED
             && let Some(priorities) = priorities
@@ -854,4 +873,17 @@ fn is_link_local(address: IpAddr) -> bool {
 /// given while the handler is stopping, and the mailbox takes its place.
 fn stop_fd<'a>(stop: Option<&'a StopFlag>, mailbox: &'a Mailbox) -> rustix::fd::BorrowedFd<'a> {
     stop.map_or(mailbox.wake(), StopFlag::wake).as_fd()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::describe_devices_left;
+
+    #[test]
+    fn only_remaining_devices_go_on() {
+        let two = [("lan0", false), ("lan1", false), ("loopback", true)];
+        assert_eq!(describe_devices_left(&two), "the shard goes on with lan0, lan1");
+        assert!(describe_devices_left(&two[2..]).starts_with("no device but the loopback is left"));
+        assert_eq!(describe_devices_left(&[]), "no device is left");
+    }
 }
