@@ -13,8 +13,11 @@ use ginnel_posix_ops::descriptor_report::{self, KernelReason, ReportEntry};
 use kernel::KernelSocket;
 use process::{EPOLL_INODE, InspectedProcess, StackFinding};
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest time without a byte of the shards' answer after which the shards count as stopped.
+const SHARDS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options of `ginnel check`.
 #[derive(Clone, Debug, Args)]
@@ -45,7 +48,11 @@ struct Attachment {
     since_ms: u64,
 }
 
-/// Prints the report. The exit status is 1 if the process is attached to no stack.
+/// States of the stack's connections by local and remote address.
+type ConnectionStates = BTreeMap<(String, String), String>;
+
+/// Prints the report. The exit status is 1 if the process is attached to no stack, or if the shards of its
+/// stack do not answer.
 pub fn run(options: &CheckOptions) -> Result<(), Failure> {
     let process = InspectedProcess::find(options.pid)?;
     // First of all, because another user may not see why the process is not attached.
@@ -54,8 +61,14 @@ pub fn run(options: &CheckOptions) -> Result<(), Failure> {
         Ok((attachment, running)) => (Some(attachment), Some(running), None),
         Err(stack) => (None, None, Some(process.why_not_attached(&stack))),
     };
-    let states = running.as_ref().map(connection_states).unwrap_or_default();
-    let rows = rows(&process, &sockets, why_not.as_deref(), &states)?;
+    let (states, problem) = match running.as_ref().map(connection_states) {
+        Some(Ok(states)) => (states, None),
+        Some(Err(problem)) => (None, Some(problem)),
+        None => (None, None),
+    };
+    let rows = rows(&process, &sockets, why_not.as_deref(), states.as_ref())?;
+    let attachment = attachment.filter(|_| problem.is_none());
+    let why_not = why_not.or(problem);
     let mut out = io::stdout().lock();
     let written = if options.json {
         writeln!(out, "{}", json(&process, attachment.as_ref(), why_not.as_deref(), &rows))
@@ -121,32 +134,68 @@ fn find_attachment(
     Ok(Err(finding))
 }
 
-/// Returns the states of the stack's connections by local and remote address.
-fn connection_states(running: &RunningStack) -> BTreeMap<(String, String), String> {
-    let mut states = BTreeMap::new();
-    // A stack that has just ended has no connections.
-    let Ok(answer) = inspect::list_sockets(&running.path) else { return states };
-    let mut lines = BufReader::new(answer).lines().map_while(Result::ok);
-    let Some(names) = lines.next() else { return states };
+/// Returns the states of the stack's connections, or `None` if the stack refuses to list them: this user may
+/// not ask, or too many others do.
+///
+/// # Errors
+/// The shards do not run, or do not answer. The text says which.
+fn connection_states(running: &RunningStack) -> Result<Option<ConnectionStates>, String> {
+    let name = &running.name;
+    let silent = |cause: &str| format!("the shards of its stack \"{name}\" {cause}: see ginnel log {name}");
+    let failed = |e: io::Error| match e.kind() {
+        // A read that timed out.
+        ErrorKind::WouldBlock => {
+            let seconds = SHARDS_TIMEOUT.as_secs();
+            silent(&format!("do not answer within {seconds} s, because they are stopped or overloaded"))
+        }
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => silent("do not run"),
+        _ => silent(&format!("do not answer ({e})")),
+    };
+    let answer = match inspect::list_sockets(&running.path) {
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => return Ok(None),
+        answer => answer.map_err(failed)?,
+    };
+    answer.set_read_timeout(Some(SHARDS_TIMEOUT)).map_err(failed)?;
+    read_states(BufReader::new(answer)).map_err(failed)
+}
+
+/// Reads the answer to [`inspect::list_sockets`]. Returns `None` for a refusal.
+///
+/// # Errors
+/// The answer ends early, or a shard did not answer.
+fn read_states(answer: impl BufRead) -> io::Result<Option<ConnectionStates>> {
+    let mut lines = answer.lines();
+    let names = lines.next().ok_or(ErrorKind::UnexpectedEof)??;
+    if names.starts_with('!') {
+        return Ok(None);
+    }
     let column = |name: &str| names.split('\t').position(|known| known == name);
     let (Some(state), Some(local), Some(peer)) = (column("state"), column("local"), column("peer")) else {
-        return states;
+        return Ok(None);
     };
+    let mut states = ConnectionStates::new();
     for line in lines {
+        let line = line?;
+        if line == "." {
+            return Ok(Some(states));
+        }
+        if let Some(problem) = line.strip_prefix("!\t") {
+            return Err(io::Error::other(problem.to_owned()));
+        }
         let cells: Vec<&str> = line.split('\t').collect();
         if let (Some(state), Some(local), Some(peer)) = (cells.get(state), cells.get(local), cells.get(peer))
         {
             states.insert(((*local).into(), (*peer).into()), (*state).into());
         }
     }
-    states
+    Err(ErrorKind::UnexpectedEof.into())
 }
 
 fn rows(
     process: &InspectedProcess,
     sockets: &[(i32, u64)],
     why_not: Option<&str>,
-    states: &BTreeMap<(String, String), String>,
+    states: Option<&ConnectionStates>,
 ) -> Result<Vec<DescriptorRow>, Failure> {
     let fds: Vec<i32> = sockets.iter().map(|(fd, _)| *fd).collect();
     let cannot = |e| Failure::running(format!("descriptors of process {}: {e}", process.pid));
@@ -216,7 +265,9 @@ fn rows(
             }
             Some(ReportEntry::Stream(ends)) => {
                 let [local, remote] = ends.map(|end| end.to_string());
-                let state = states.get(&(local.clone(), remote.clone())).map_or("CLOSED", String::as_str);
+                let state = states.map_or("", |states| {
+                    states.get(&(local.clone(), remote.clone())).map_or("CLOSED", String::as_str)
+                });
                 row("tcp", local, remote, state, "stack", "reached over the stack")
             }
             Some(ReportEntry::Udp([own, _], _)) if own.port() == 0 => row(
@@ -363,7 +414,7 @@ fn json(
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelSocket, format_age, why_on_kernel};
+    use super::{KernelSocket, format_age, read_states, why_on_kernel};
 
     #[test]
     fn kernel_sockets_have_a_reason() {
@@ -373,6 +424,18 @@ mod tests {
         );
         assert!(why("udp", 80).contains("before the library"), "the stack serves UDP, too");
         assert_eq!(why("other", 0), "neither TCP nor UDP");
+    }
+
+    #[test]
+    fn states_need_a_whole_answer() {
+        let read = |text: &str| read_states(text.as_bytes());
+        let listed = read("state\tlocal\tpeer\nESTAB\ta:1\tb:2\n.\n").unwrap().unwrap();
+        assert_eq!(listed[&("a:1".into(), "b:2".into())], "ESTAB");
+        assert!(read("!\t8 other clients are being served\n").unwrap().is_none());
+        for incomplete in ["", "state\tlocal\tpeer\n", "state\tlocal\tpeer\n!\tshard 0 does not answer\n.\n"]
+        {
+            assert!(read(incomplete).is_err(), "{incomplete:?}");
+        }
     }
 
     #[test]

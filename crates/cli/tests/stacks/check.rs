@@ -1,8 +1,10 @@
 //! `ginnel check`.
 
-use crate::fixture::{Fixture, PRELUDE, RunningProgram, built_library, python, skipped, wait_until};
+use crate::fixture::{Fixture, PRELUDE, RunningProgram, built_library, python, signal, skipped, wait_until};
+use crate::restart::{shard_process, supervisor_of};
 use serde_json::Value;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Returns the report of `ginnel check` and its exit status.
 fn check(fixture: &Fixture, pid: u32) -> (Value, Option<i32>) {
@@ -248,4 +250,33 @@ open('titled', 'w').close(); time.sleep(50)";
     let nobody = fixture.run(&["check", "4194304"]);
     assert_eq!(nobody.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process has the id 4194304"));
+}
+
+#[test]
+fn stopped_shards_are_reported_soon() {
+    if skipped("stopped_shards_are_reported_soon") {
+        return;
+    }
+    let fixture = Fixture::new("stopped-shards");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let script = "
+s = server('127.0.0.1', 7308); c = socket.create_connection(s.getsockname())
+open('there', 'w').close(); time.sleep(50)";
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("the program is connected", || fixture.path().join("there").exists());
+    let shards = shard_process(supervisor_of(&fixture, "lab")).unwrap();
+    signal(shards, "STOP");
+    let begun = Instant::now();
+    let (report, status) = check(&fixture, program.pid());
+    let elapsed = begun.elapsed();
+    signal(shards, "CONT");
+    assert_eq!((status, report["accelerated"].as_bool()), (Some(1), Some(false)), "{report}");
+    let why_not = report["why_not"].as_str().unwrap();
+    let expected = "the shards of its stack \"lab\" do not answer within 2 s";
+    assert!(why_not.starts_with(expected) && why_not.ends_with("see ginnel log lab"), "{why_not}");
+    assert!(elapsed < Duration::from_secs(8), "{elapsed:?}");
+    let rows = socket_rows(&report);
+    assert_eq!(rows[0], "tcp|127.0.0.1:7308||LISTEN|stack|the stack has the address", "{rows:#?}");
+    assert!(rows[1].contains("|127.0.0.1:7308||stack|"), "its state is unknown: {rows:#?}");
+    wait_until("the shards answer again", || check(&fixture, program.pid()).1 == Some(0));
 }
