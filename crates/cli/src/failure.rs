@@ -66,6 +66,11 @@ impl Failure {
         ExitCode::from(self.code)
     }
 
+    /// Returns the failure without its message, which is where it would be printed.
+    pub fn silenced(self) -> Self {
+        Self { text: String::new(), ..self }
+    }
+
     /// Returns true if no message is to be printed.
     pub fn is_silent(&self) -> bool {
         self.text.is_empty()

@@ -80,6 +80,14 @@ pub fn record_failure(event: &str, failure: &Failure) {
     }
 }
 
+/// Appends an entry about an error with which this command exits, as [`record_failure`] does. Returns the
+/// error; it has no message any more if standard error is the log, which would have the error twice.
+pub fn record_last_failure(event: &str, failure: Failure) -> Failure {
+    record_failure(event, &failure);
+    let is_stderr = |log: &StackLog| log.open_current().is_ok_and(|file| is_same_file(&file, stderr()));
+    if STACK_LOG.get().is_some_and(is_stderr) { failure.silenced() } else { failure }
+}
+
 /// Appends an entry, and lets standard error follow the log to its next file. Returns false if that fails.
 fn append(log: &StackLog, level: Level, text: &str) -> bool {
     let is_appended = log.append(level, text).is_ok();

@@ -467,8 +467,7 @@ pub fn same_command(executable: &File, add_options: impl FnOnce(&mut Command)) -
 /// Writes to the log that the child cannot run the shards.
 pub fn log_start_failure(directory: &Path, failure: Failure) -> Failure {
     log::open(directory, &RunConfig::default());
-    log::record_failure("the shards cannot be started", &failure);
-    failure
+    log::record_last_failure("the shards cannot be started", failure)
 }
 
 /// Runs the shards of the stack with this directory, in the child. Standard input is the connection to the
@@ -487,11 +486,8 @@ pub fn run_shards(mut config: Config, directory: &Path, logs_to_file: bool) -> R
         Ok(refused) => refused.iter().for_each(|route| tracing::warn!("a route was not restored: {route}")),
         Err(e) => tracing::warn!("the routes before the restart were not restored: {e}"),
     }
-    let result = serve_shards(config, published, link, &stop, logs_to_file);
-    if let Err(failure) = &result {
-        log::record_failure("the stack was not started, or stops", failure);
-    }
-    result
+    serve_shards(config, published, link, &stop, logs_to_file)
+        .map_err(|failure| log::record_last_failure("the stack was not started, or stops", failure))
 }
 
 fn serve_shards(

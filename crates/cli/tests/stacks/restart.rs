@@ -333,6 +333,10 @@ print('served', waits > 0)";
     let expected =
         "is not accelerated: the shards of its stack \"lab\" could not be started again: see ginnel log lab";
     wait_until("a start has failed", || check().ends_with(expected));
+    let log = fixture.run_ok(&["log", "lab"]);
+    let causes: Vec<&str> = log.lines().filter(|line| line.contains("nonsense")).collect();
+    assert!(log.contains("the shards cannot be started: "), "{log}");
+    assert!(!log.lines().any(|line| line.starts_with("ginnel: ")), "it is in the log twice: {causes:#?}");
     fs::write(&config, "[shards]\ncount = 1\n").unwrap();
     let served = other.wait_for_output();
     assert!(check().contains(" is accelerated by the stack \"lab\""), "{}", check());
