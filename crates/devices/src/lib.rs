@@ -17,6 +17,7 @@ pub mod memory;
 pub mod memory_file;
 pub mod mirror;
 mod netlink;
+pub mod network_namespace;
 pub mod offload;
 mod partial_checksums;
 pub mod peer_credentials;
