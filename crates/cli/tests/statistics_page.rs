@@ -318,6 +318,8 @@ fn render_document() -> String {
          The counters that `ginnel stat` shows; `ginnel stat --json` has them under the same names. Each shard has counters of its own,\n\
          which are never reset. `busy` is computed: the share of the time in which the shard had work, from `shard.idle_ns` and\n\
          `shard.running_ns`.\n\n\
+         `restarts` counts the restarts of all shards without their state, as after a death; an upgrade that keeps\n\
+         the connections is none. It has no shard, and the table has it with `--all` or if it is not 0.\n\n\
          A busy shard publishes its counters every `run.publish_ms`, a shard that falls asleep within a millisecond.\n\
          docs/adr/0014-statistics.md says how it does so without synchronization with readers. The file of a shard has the names of its\n\
          counters, so every version of `ginnel stat` shows the counters of every version of a stack.\n\n\
