@@ -116,7 +116,8 @@ impl Recovery {
     }
 }
 
-/// Ends F-RTO: no new data could be sent, so lost segments are retransmitted (RFC 5682 §2.1, step 2b).
+/// Ends F-RTO, because the cause of the time-out is known, or because no new data can be sent to find it out
+/// (RFC 5682 §2.1, step 2b). Lost segments are retransmitted from now on.
 pub(crate) fn end_frto(b: &mut ActiveConn) {
     b.recovery.frto = false;
     b.slow_path.take(SlowPathFlags::FRTO_NEW_DATA);
@@ -405,7 +406,7 @@ pub(crate) fn on_loss_without_ack(c: &mut Tcb, b: &mut ActiveConn) {
     fastretrans_alert(c, b, &AckSummary { newly_lost: 1, ..AckSummary::default() });
 }
 
-/// Schedules the retransmission of segments that are too large for the path (RFC 1191 §6.5; Linux's
+/// Schedules the retransmission of segments that are too large for the path (RFC 1191 §6.4; Linux's
 /// `tcp_simple_retransmit`). This is no sign of congestion, so neither window nor threshold change; the state
 /// only makes retransmissions precede new data.
 pub(crate) fn simple_retransmit(c: &Tcb, b: &mut ActiveConn) {

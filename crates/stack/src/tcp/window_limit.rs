@@ -33,7 +33,8 @@ impl WindowLimits {
         self.select(BEST_EFFORT);
     }
 
-    /// Chooses the class whose connections send next. Until then, the limit of best effort applies.
+    /// Selects the class whose connections send next. Before the first call, and after
+    /// [`WindowLimits::set`], the limit of best effort applies.
     pub fn select(&mut self, class: u8) {
         self.current = self.by_class[usize::from(class)];
     }
