@@ -4,6 +4,9 @@ use core::time::Duration;
 
 /// Parses a number of bytes, as `64KiB`, `1.5MB` or `300`. The optional unit is B, KB, MB, GB, KiB, MiB or
 /// GiB; K, M and G stand for the binary units.
+///
+/// # Errors
+/// A text for the user: the number or the unit is malformed, or the result exceeds 64 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text);
     let factor: u64 = match unit.to_ascii_lowercase().as_str() {
@@ -20,6 +23,9 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a duration, as `250us`, `10ms`, `1.5s`, `2m` or `1h`; a number without a unit is in seconds.
+///
+/// # Errors
+/// A text for the user: the number or the unit is malformed, or the nanoseconds exceed 64 bits.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
     let nanos: u64 = match unit {

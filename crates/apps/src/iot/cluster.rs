@@ -50,7 +50,7 @@ impl SlotMap {
         Self { owners: (0..SLOTS).map(|slot| (slot % servers) as u16).collect() }
     }
 
-    /// Returns the server to ask for a key.
+    /// Returns the server to ask for a key, which must have no hash tag (`{…}`).
     pub fn owner(&self, key: &[u8]) -> usize {
         self.owners[usize::from(crc16(key)) % SLOTS].into()
     }

@@ -42,11 +42,17 @@ pub fn connect_result(socket: impl AsFd) -> io::Result<()> {
 }
 
 /// Reads what has arrived; `Ok(0)` is the end of the stream.
+///
+/// # Errors
+/// `WouldBlock` if nothing has arrived; other errors of `recv(2)`.
 pub fn receive(socket: impl AsFd, out: &mut [u8]) -> io::Result<usize> {
     Ok(net::recv(socket, out, RecvFlags::empty())?.0)
 }
 
-/// Writes as much as the socket accepts.
+/// Writes as much as the socket accepts, and returns the number of bytes.
+///
+/// # Errors
+/// `WouldBlock` if the socket accepts nothing now; other errors of `send(2)`.
 pub fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     Ok(net::send(socket, bytes, SendFlags::NOSIGNAL)?)
 }

@@ -10,9 +10,9 @@ use std::os::unix::net::UnixStream;
 
 /// Longest wait for a TCP connection, and for the next bytes of a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest value that is accepted: the results of an agent take some ten kilobytes.
+/// Largest value that is accepted, in bytes: the results of an agent take some ten kilobytes.
 const VALUE_BYTES_MAX: usize = 16 << 20;
-/// Longest line of a reply.
+/// Longest line of a reply in bytes.
 const LINE_BYTES_MAX: u64 = 4 << 10;
 
 /// A connection to Redis.

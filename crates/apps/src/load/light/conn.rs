@@ -6,8 +6,8 @@ use ginnel_stack::wire::tcp::SeqNumber;
 
 /// Stands for no slot of the session: the session is not informed about the connection any more.
 pub(super) const NO_SLOT: u32 = u32::MAX;
-/// Congestion window in segments: the initial window of RFC 6928. It never grows beyond, so no congestion
-/// control is needed.
+/// Largest congestion window in segments: the initial window of RFC 6928. The window never grows beyond it,
+/// so no congestion control is needed.
 pub(super) const CWND_SEGMENTS_MAX: u8 = 10;
 
 /// States of RFC 9293 §3.3.2, except TIME-WAIT (see the module's documentation).

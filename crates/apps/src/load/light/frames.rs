@@ -170,7 +170,8 @@ pub(super) fn timestamps(value: u32, echo: u32) -> [u8; TIMESTAMPS_BYTES] {
     option
 }
 
-/// Builds the options of SYN: MSS, window scale, and timestamps if `value` is given.
+/// Builds the options of SYN: MSS, window scale, and timestamps if `value` is given. Returns them in a
+/// buffer, and their length in bytes.
 pub(super) fn syn_options(mss: u16, shift: u8, value: Option<u32>) -> ([u8; 8 + TIMESTAMPS_BYTES], usize) {
     let mut options = [0; 8 + TIMESTAMPS_BYTES];
     let [high, low] = mss.to_be_bytes();

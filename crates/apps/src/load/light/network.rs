@@ -99,15 +99,16 @@ pub(super) struct LightNetwork {
     /// Connections whose deadlines are to be checked, each [`TIMER_CHECK_MS`] after the time with which it
     /// was queued.
     timer_queue: VecDeque<(u32, u32)>,
-    /// Connections that received data in this burst.
+    /// Connections that received SYN, data or FIN in this burst. A connection stays in the list if a segment
+    /// with data has carried its acknowledgement.
     pub unacked: Vec<u32>,
     next_destination: usize,
     start: Instant,
     /// Time since the start, in milliseconds and in (wrapping) microseconds.
     pub now_ms: u32,
     pub now_us: u32,
-    /// Clock of initial sequence numbers (RFC 9293 §3.4.1) in units of 4 µs, and the amount by which it was
-    /// advanced.
+    /// Clock of initial sequence numbers (RFC 9293 §3.4.1) in units of 4.096 µs, and the amount by which it
+    /// was advanced.
     isn_clock: u32,
     isn_advance: u32,
     seed: u32,
@@ -359,8 +360,8 @@ impl LightNetwork {
         self.arm(conn, FIN_WAIT_2_MS);
     }
 
-    /// The peer has acknowledged a probe of its closed window. The connection persists as long as it does so
-    /// (RFC 9293 §3.8.6.1).
+    /// Records that the peer has acknowledged a probe of its closed window. A connection of the session
+    /// persists as long as the peer does so (RFC 9293 §3.8.6.1).
     #[cold]
     pub fn probe_answered(&mut self, conn: u32) {
         let c = &mut self.conns[conn as usize];

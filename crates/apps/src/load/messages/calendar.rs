@@ -36,7 +36,7 @@ struct RandomBursts {
 }
 
 impl RandomBursts {
-    /// Returns the time of burst `burst`, which does not decrease from call to call.
+    /// Returns the time of burst `burst` in nanoseconds. `burst` must not decrease from call to call.
     fn nanos_of(&mut self, burst: u64) -> u64 {
         while self.drawn <= burst {
             let gap = match self.gaps {

@@ -42,7 +42,7 @@ impl Kinds {
         if self.left == 0 {
             self.begin_block();
         }
-        // Selection without replacement: each message is urgent with the share of what is left.
+        // Selection without replacement: a message is urgent with the probability `high` / `left`.
         let draw = self.random.below(self.left);
         self.left -= 1;
         if draw < self.high {

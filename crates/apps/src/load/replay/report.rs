@@ -60,7 +60,7 @@ pub struct RequestedReplay {
     pub copies: u32,
     /// Connections of the run.
     pub connections: u64,
-    /// Seconds in which everything is due.
+    /// Planned length of the run in seconds.
     pub seconds: f64,
     /// Threads of the generator.
     pub workers: u32,
