@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A function that returns the priority of a frame, 0 to 7, from its packet and the priority that it has by
-/// the rules, or by its device if no rule matches. A value above 7 is counted (`shard.priorities_invalid`),
-/// and the frame keeps that priority.
+/// the rules, or by its device if no rule matches. A returned value above 7 is counted
+/// (`shard.priorities_invalid`), and the frame keeps the priority that it has.
 pub type PriorityFunction = Box<dyn FnMut(&Packet<'_>, u8) -> u8 + Send>;
 
 /// Creates the functions of a shard, one for each direction of each device.

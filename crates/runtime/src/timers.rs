@@ -110,6 +110,7 @@ impl Timers {
         Some(Timer { index, generation: entry.generation })
     }
 
+    /// Cancels a timer. Returns whether it was set.
     pub(crate) fn cancel(&mut self, timer: Timer) -> bool {
         let armed = self.is_set(timer.index, timer.generation);
         if armed {

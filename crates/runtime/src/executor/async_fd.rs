@@ -81,7 +81,7 @@ fn deregister(core: &mut ShardCore, handle: KernelFd) {
 }
 
 impl ExecutorState {
-    /// The kernel reports that a descriptor became ready.
+    /// Handles the kernel's report that a descriptor became ready.
     pub(super) fn kernel_ready(&mut self, token: u64, readiness: Readiness) {
         // The token was made from an index of 32 bits.
         let index = token as u32;

@@ -270,7 +270,7 @@ impl Tasks {
         matches!(self.slots[index as usize].stage, Stage::Ended(_)).then(|| self.vacate(index)).flatten()
     }
 
-    /// Drops the task instead of its next poll.
+    /// Makes the executor drop the task instead of polling it again.
     pub(super) fn abort(&mut self, index: u32, generation: u32) {
         if let Some(slot) = self.slot_of(index, generation)
             && matches!(slot.stage, Stage::Idle(_) | Stage::Running)

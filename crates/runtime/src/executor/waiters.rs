@@ -22,8 +22,8 @@ pub(super) enum WaiterRef<'a> {
     Waker(&'a Waker),
 }
 
-/// Id of a waiter: 0 before it is added to a list, unique for a future that is, and `POLL_ID` for the
-/// `poll_…` functions, which keep only the last caller.
+/// Id of the waiters of the `poll_…` functions, which keep only the last caller. The id of a future is 0
+/// before it is added to a list, and unique from then on.
 pub(super) const POLL_ID: u64 = 1;
 
 #[derive(Debug)]

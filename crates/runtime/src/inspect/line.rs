@@ -11,9 +11,9 @@ use ginnel_stack::tcp::state::State;
 /// of memory are from its `SK_MEMINFO_*`.
 pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\tcongestion\tpacing_rate\tmax_pacing_rate\tdelivery_rate\tapp_limited\tbbr_bw\tbbr_mrtt_us\tbbr_pacing_gain\tbbr_cwnd_gain\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes\tsk";
 
-/// Number of the fields about memory and of the handle, at the end, and of the fields that every socket has,
-/// at the beginning.
+/// Number of the last fields, which every socket has: those about memory, and the handle.
 const MEMORY_FIELDS: usize = 8;
+/// Number of the first fields, which every socket has.
 const COMMON_FIELDS: usize = 10;
 
 /// Writes a socket of the shard `label`.

@@ -43,7 +43,7 @@ const CHANGE_ROUTES: &str = "change-routes 1";
 /// Bytes of the longest list of routes.
 const ROUTES_BYTES_MAX: u64 = 64 << 20;
 
-/// Length of the longest line of a request to close sockets, and of its answer.
+/// Bytes of the longest line of a request to close sockets, of its answer, and of a change of routes.
 pub(super) const KILL_LINE_BYTES_MAX: u64 = 512;
 
 /// Clients that are served at a time, each by a thread of its own.

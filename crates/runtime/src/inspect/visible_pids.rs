@@ -15,8 +15,8 @@ const NS_GET_PARENT: libc::c_ulong = 0xb702;
 pub(super) enum VisiblePids {
     /// The stack runs in the namespace of the caller.
     Same,
-    /// The processes of the stack's namespace and of those in it, by their ids in the stack's; empty if the
-    /// caller sees none of them.
+    /// The ids that processes have here, by their ids in the stack's namespace: processes in that namespace
+    /// and in namespaces below it. Empty if the caller sees none of them.
     Other(HashMap<u32, u32>),
 }
 

@@ -116,8 +116,8 @@ impl CreditQueue {
 }
 
 impl ClientQueue {
-    /// Returns one of the first clients with the fewest outstanding offers, and moves it to the end. Removes
-    /// clients for which `outstanding` returns `None`: they have no credit of this kind.
+    /// Returns the client with the fewest outstanding offers among the first [`CANDIDATES_MAX`], and moves it
+    /// to the end. Removes clients for which `outstanding` returns `None`: they have no credit of this kind.
     fn pick(&mut self, mut outstanding: impl FnMut(usize) -> Option<usize>) -> Option<usize> {
         let (mut index, mut best) = (0, None);
         while index < CANDIDATES_MAX
