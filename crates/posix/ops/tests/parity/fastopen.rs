@@ -29,7 +29,8 @@ fn learn_cookie(w: &mut Fixture<'_>, listener: Fd, port: u16) {
     w.b.close(b).unwrap();
 }
 
-/// Returns a client socket that has connected with `TCP_FASTOPEN_CONNECT`, and a listener.
+/// Returns a client socket that has connected with `TCP_FASTOPEN_CONNECT`, the listener, and the listener's
+/// port.
 fn deferred(w: &mut Fixture<'_>) -> (Fd, Fd, u16) {
     let (fd, port) = listener(w);
     learn_cookie(w, fd, port);

@@ -34,7 +34,7 @@ fn group(w: &Fixture<'_>, last: u8) -> IpAddr {
     }
 }
 
-/// Returns a host of the family of the hosts.
+/// Returns a unicast address of the family of the hosts.
 fn source(w: &Fixture<'_>, last: u8) -> IpAddr {
     if w.domain() == AF_INET {
         Ipv4Addr::new(127, 0, 0, last).into()

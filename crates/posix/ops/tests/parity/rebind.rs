@@ -19,8 +19,8 @@ fn is_at(sys: &dyn Sys, fd: Fd, at: &[u8]) -> bool {
     name[ip.clone()] == at[ip] && port(&name) != 0
 }
 
-/// Logs what a socket of host `b` does whose connection has ended: it is bound and of no use, until it is
-/// disconnected.
+/// Logs what a socket of host `b` does after its connection has ended: it can be bound, but is of no other
+/// use until it is disconnected.
 fn log_rebound(w: &mut Fixture<'_>, fd: Fd, peer: &[u8]) {
     let at = w.at_b(0);
     w.log("bind", w.b.bind(fd, &at));
