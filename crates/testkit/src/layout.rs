@@ -1,5 +1,5 @@
-//! The layout of types that one version of a program writes and another one reads: a test compares its hash
-//! with the version that the two programs compare.
+//! The layout of types that one version of a program writes and another version reads. A test compares the
+//! hash of the layout with the hash that was recorded for the version number of the format.
 //!
 //! The types are deserialized from nothing: each request for a value is recorded and answered with a small
 //! value. Each pass sees other variants of the enumerations; after a fixed number of passes each variant must
