@@ -61,8 +61,9 @@ fn change_bytes(data: &mut Vec<u8>, rng: &mut Random) {
     }
 }
 
-/// Shrinks a failing input as long as `fails` returns true: first in units of `step` bytes, which are whole
-/// operations of [`crate::frames`], then in bytes.
+/// Shrinks a failing input as long as `fails` returns true: first in units of 8 × `step` and of `step`
+/// bytes, which are whole operations of [`crate::frames`], then in bytes once fewer than 256 are left.
+/// Finally makes the values of bytes smaller.
 pub fn shrink(mut data: Vec<u8>, step: usize, mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     loop {
         let previous = data.clone();
