@@ -19,8 +19,8 @@ struct DestinationCacheEntry {
     route: Route,
 }
 
-/// A direct-mapped cache: each destination has one slot for a route from a given source address, whichever
-/// that is, and one for the route that selects its source address.
+/// A direct-mapped cache: each destination has one slot for a route from a given source address, which a
+/// route from another address replaces, and one slot for the route that selects its source address.
 pub(crate) struct DestinationCache {
     entries: Box<[Option<DestinationCacheEntry>; ENTRIES]>,
     /// The routes that have selected their source address. Their entries have 0 as `src`.
