@@ -175,9 +175,9 @@ impl<H> ShardBuilder<H> {
     }
 
     /// Sets a function that gives frames their priorities, after the rules of `[priority]`. `create` is
-    /// called for each device (also for the loopback link): once for the frames that it receives, and, if it
-    /// carries labels, once for those that it sends. With several shards, each has functions of its own, and
-    /// one more for frames of other shards: see
+    /// called once for the frames that each device and the loopback link receive, and once for the frames
+    /// sent by each device that carries labels. With several shards, each has functions of its own, and one
+    /// more for frames that other shards should process: see
     /// [`Shards::priority_function`](crate::Shards::priority_function).
     ///
     /// ```
