@@ -35,7 +35,7 @@ pub struct DemoServerOptions {
     #[arg(short, long)]
     pub keepalive: bool,
 
-    /// Print the requests of each worker, connections and errors every second, too.
+    /// Add the requests of each worker, connections and errors to the line of each second.
     #[arg(short, long)]
     pub verbose: bool,
 

@@ -60,7 +60,7 @@ impl<S: Handler, C: Handler, const SPLIT: bool> Pair<S, C, SPLIT> {
             // A turn that did work may have sent frames, so the next deadline is not awaited.
             if server.work + client.work == 0 {
                 let next = [server.next_deadline, client.next_deadline].into_iter().flatten().min();
-                let next = next.expect("somebody waits for something");
+                let next = next.expect("a deadline");
                 self.now = next.max(self.now + Duration::from_micros(1));
             } else {
                 self.now += Duration::from_micros(1);

@@ -61,7 +61,8 @@ impl PeerNeighbour {
         self.mac.replace(mac) != Some(mac)
     }
 
-    /// Returns when the next solicitation is due, in the network's milliseconds.
+    /// Returns when the next solicitation is due, in the network's milliseconds; `None` unless the neighbour
+    /// is being resolved.
     pub fn due(&self) -> Option<u32> {
         self.is_resolving.then(|| self.solicited_at.map_or(0, |at| at + RETRANS_TIMER_MS))
     }

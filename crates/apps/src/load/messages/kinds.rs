@@ -6,9 +6,10 @@ use ginnel::Random;
 /// Messages among which a share is exact.
 const BLOCK: u64 = 1_000;
 
-/// A random sequence of kinds. Of the first `n` kinds, exactly `n` × share (rounded) are urgent if `n` is a
-/// multiple of 1,000 or the end of the sequence. The sequences of several workers are parts of one, so the
-/// sums of their counts are exact, too.
+/// A random sequence of kinds. The number of urgent ones among the first `n` is exact if `n` is a multiple of
+/// 1,000 or the end of the sequence: for a sequence that begins with message `first` it is (`first` + `n`) ×
+/// share − `first` × share, both rounded. The sequences of several workers are parts of one, so the sums of
+/// their counts are exact, too.
 #[derive(Clone, Debug)]
 pub struct Kinds {
     random: Random,
