@@ -332,8 +332,16 @@ impl Server {
         self.request_cache.clear();
         for index in 0..self.connections.len() {
             let slot = self.connections[index];
-            if slot.phase == ConnectionPhase::Idle {
-                self.finish(Conn::new(index as u32, slot.generation), net);
+            let conn = Conn::new(index as u32, slot.generation);
+            match slot.phase {
+                ConnectionPhase::Idle => self.finish(conn, net),
+                ConnectionPhase::Body => self.close_after_deferred(conn),
+                ConnectionPhase::Sending => self.exchange(conn).close = true,
+                // The response to a head that is incomplete announces the close.
+                ConnectionPhase::Head
+                | ConnectionPhase::Draining
+                | ConnectionPhase::Closed
+                | ConnectionPhase::Vacant => {}
             }
         }
     }

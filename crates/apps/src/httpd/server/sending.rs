@@ -31,13 +31,18 @@ impl Server {
 
     /// Sends the stored response without waiting for the body, and closes afterwards.
     pub(super) fn send_deferred_and_close(&mut self, conn: Conn, net: &mut impl Transport) {
+        self.close_after_deferred(conn);
+        self.set_phase(conn, ConnectionPhase::Sending);
+        self.flush(conn, net);
+    }
+
+    /// Lets the stored response announce the close that will follow it.
+    pub(super) fn close_after_deferred(&mut self, conn: Conn) {
         let exchange = self.exchange(conn);
         if !exchange.close {
             exchange.close = true;
-            insert_connection_close(&mut exchange.output);
+            insert_connection_close(&mut exchange.output, exchange.interim);
         }
-        self.set_phase(conn, ConnectionPhase::Sending);
-        self.flush(conn, net);
     }
 
     /// Sends 100 (Continue). If only a part fits, the rest precedes the response. If nothing fits, the client
@@ -213,9 +218,10 @@ fn prepared_bytes<'a>(
     }
 }
 
-/// Inserts `Connection: close` into a head that was written without it.
-fn insert_connection_close(output: &mut Vec<u8>) {
-    if let Some(end) = memchr::memmem::find(output, b"\r\n\r\n") {
-        output.splice(end + 2..end + 2, *b"Connection: close\r\n");
+/// Inserts `Connection: close` into a head that was written without it and begins at `start`.
+fn insert_connection_close(output: &mut Vec<u8>, start: usize) {
+    if let Some(len) = memchr::memmem::find(&output[start..], b"\r\n\r\n") {
+        let end = start + len + 2;
+        output.splice(end..end, *b"Connection: close\r\n");
     }
 }

@@ -349,3 +349,40 @@ fn draining_closes_idle_connections_and_finishes_responses() {
     busy.server.closed(CONN);
     assert_eq!(busy.server.counters().open, 0);
 }
+
+#[test]
+fn draining_closes_after_a_response_that_is_being_sent() {
+    let outer = site_directory();
+    let mut fixture = fixture(&outer);
+    fixture.net.room = 10;
+    fixture.feed(GET_LARGE);
+    fixture.server.drain(&mut fixture.net);
+    assert!(!fixture.has_ended());
+    fixture.make_room(1_000_000);
+    assert!(fixture.net.output.ends_with(&large_file()));
+    assert!(fixture.net.finished);
+}
+
+#[test]
+fn draining_closes_after_a_response_whose_request_has_a_body() {
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n";
+    // In the first case, the rest of 100 (Continue) precedes the response.
+    for room in [10, usize::MAX >> 1] {
+        let outer = site_directory();
+        let mut fixture = fixture(&outer);
+        fixture.net.room = room;
+        fixture.feed(REQUEST);
+        assert_eq!(fixture.server.slot(CONN).unwrap().phase, ConnectionPhase::Body);
+        fixture.server.drain(&mut fixture.net);
+        assert!(!fixture.has_ended());
+        fixture.feed(b"body");
+        fixture.make_room(1_000_000);
+        let output = fixture.take_output();
+        let (interim, response) = output.split_once("\r\n\r\n").unwrap();
+        assert_eq!(interim, "HTTP/1.1 100 Continue");
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        assert_eq!(response.matches("\r\nConnection: close\r\n").count(), 1, "{response}");
+        assert!(response.ends_with("\r\n\r\n<p>home</p>"), "{response}");
+        assert!(fixture.net.finished);
+    }
+}
