@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 
 /// Index that stands for no record.
 pub const NONE: u32 = u32::MAX;
-/// Largest capacity with which a buffer returns to the pool; a larger one is freed. Few heads reach the 16
-/// KiB that they may have.
+/// Largest capacity with which a buffer stays in a record that is done with it; a larger one is freed. Few
+/// heads reach the 16 KiB that they may have.
 const RETAINED_BYTES_MAX: usize = 4 << 10;
 /// Non-blocking reads (one per millisecond) that may fail in a row before a blocking read follows. So files
 /// are also served from a file system whose pages never stay in the page cache.
@@ -153,15 +153,19 @@ impl Exchange {
     }
 
     fn reset(&mut self) {
-        let mut fresh = Self::new();
-        for (old, new) in [(&mut self.input, &mut fresh.input), (&mut self.output, &mut fresh.output)] {
-            if old.capacity() <= RETAINED_BYTES_MAX {
-                core::mem::swap(old, new);
-                new.clear();
-            }
-        }
-        *self = fresh;
+        let input = retained(core::mem::take(&mut self.input));
+        let output = retained(core::mem::take(&mut self.output));
+        *self = Self { input, output, ..Self::new() };
     }
+}
+
+/// Returns a buffer that is no longer needed, cleared, or an empty one in the place of a large one.
+pub fn retained(mut buffer: Vec<u8>) -> Vec<u8> {
+    if buffer.capacity() > RETAINED_BYTES_MAX {
+        return Vec::new();
+    }
+    buffer.clear();
+    buffer
 }
 
 /// Pool of records, by index. The pool grows to the largest number of exchanges in progress at the same time;

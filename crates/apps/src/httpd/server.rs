@@ -9,7 +9,7 @@ mod sending;
 
 use super::body::BodyReader;
 use super::clock::Clock;
-use super::exchange::{self, ExchangePool, Payload};
+use super::exchange::{self, ExchangePool, Payload, retained};
 use super::head::{self, HEADERS_MAX, HeaderBuffer, Scanner};
 use super::limits::ServerOptions;
 use super::request_cache::{CachedResponse, RequestCache};
@@ -429,14 +429,14 @@ impl Server {
         exchange.input.extend_from_slice(&bytes[..taken]);
         match exchange.scanner.find_end(&exchange.input, &limits) {
             Ok(Some(end)) => {
-                let mut input = core::mem::take(&mut exchange.input);
+                let input = core::mem::take(&mut exchange.input);
                 let record = self.connections[conn.index() as usize].exchange;
                 self.handle_head(conn, &input[..end], net);
-                // The record belongs to the response, or is back in the pool. It keeps the buffer in either
-                // case.
-                input.clear();
+                // The record belongs to the response, or is back in the pool. It keeps a small buffer in
+                // either case.
                 let exchange = self.exchanges.get(record);
-                (exchange.input, exchange.scanner) = (input, Scanner::NEW);
+                exchange.input = retained(input);
+                exchange.scanner = Scanner::NEW;
                 end - before
             }
             Ok(None) => taken,

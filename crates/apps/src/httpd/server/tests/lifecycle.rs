@@ -386,3 +386,19 @@ fn draining_closes_after_a_response_whose_request_has_a_body() {
         assert!(fixture.net.finished);
     }
 }
+
+#[test]
+fn a_record_does_not_keep_the_buffer_of_a_large_head() {
+    let outer = site_directory();
+    let mut fixture = fixture(&outer);
+    for (filler, is_kept) in [(1_000, true), (10_000, false)] {
+        let head = format!("GET / HTTP/1.1\r\nHost: a\r\nFiller: {}\r\n\r\n", "x".repeat(filler));
+        let (first, second) = head.as_bytes().split_at(20);
+        fixture.feed(first);
+        fixture.feed(second);
+        assert!(fixture.take_output().starts_with("HTTP/1.1 200 OK\r\n"));
+        assert_eq!(fixture.server.exchanges.in_use(), 0);
+        let capacity = fixture.server.exchanges.get(0).input.capacity();
+        assert_eq!(capacity > 0, is_kept, "{capacity} bytes after a filler of {filler}");
+    }
+}
