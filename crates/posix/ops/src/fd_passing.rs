@@ -121,13 +121,28 @@ impl Ops {
                 state.import_socket(metadata, fd)?
             }
         };
-        if !is_kernel_socket {
-            state.proxy_fds.install_over(fd)?;
-        }
-        if !self.fds.set(fd, file) {
+        self.assign_received(&mut state, fd, file, is_kernel_socket)
+    }
+
+    /// Makes a received descriptor one of a description, which may be new. If it cannot be, a new description
+    /// is removed, which closes the stack's side.
+    fn assign_received(
+        &self,
+        state: &mut ProcessState,
+        fd: RawFd,
+        file: FileId,
+        is_kernel_socket: bool,
+    ) -> Result<(), Errno> {
+        let mut result = if is_kernel_socket { Ok(()) } else { state.proxy_fds.install_over(fd) };
+        if result.is_ok() && !self.fds.set(fd, file) {
             descriptor::close(fd);
-            return Err(Errno::MFILE);
+            result = Err(Errno::MFILE);
         }
+        if result.is_err() && state.files.get(file).refcount == 0 {
+            state.free_file(file);
+            state.client.flush();
+        }
+        result?;
         let entry = state.files.get(file);
         entry.refcount += 1;
         entry.fd_count += 1;
@@ -204,5 +219,58 @@ fn is_passable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
             Ok(true)
         }
         _ => Err(Errno::NOTSOCK),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::OpsConfig;
+    use crate::fd_table::FdTable;
+    use core::net::SocketAddr;
+    use ginnel::channel::{ChannelConfig, ChannelServer};
+    use ginnel::config::{Config, DeviceConfig, DeviceKind};
+    use ginnel::{Shard, StopFlag};
+    use ginnel_devices::memory::{MemoryConfig, pair};
+
+    #[test]
+    fn a_description_without_descriptor_leaves_nothing_in_the_stack() {
+        let cable = DeviceConfig::new("cable", DeviceKind::Memory);
+        let config = Config::single(cable, &["10.0.0.1/24".parse().unwrap()], &[]);
+        let channel = ChannelConfig { sockets_max: 64, ..ChannelConfig::default() };
+        let server = ChannelServer::new(&channel).unwrap();
+        let (device, _) = pair(MemoryConfig::default());
+        let mut shard = Shard::builder(config).handler(server).device("cable", device).build().unwrap();
+        let commander = shard.commander();
+        let client = shard.handler_mut().attach(Box::new(commander)).unwrap();
+        let stop = StopFlag::new().unwrap();
+        let until = stop.clone();
+        let thread = std::thread::spawn(move || shard.run(&until).unwrap());
+        let mut ops = Ops::new(client, OpsConfig::default()).unwrap();
+        let address: SocketAddr = "10.0.0.1:7".parse().unwrap();
+        let address = crate::sockaddr::encode(address, crate::Family::V4);
+
+        for (is_kernel_socket, error) in [(false, Errno::BADF), (true, Errno::MFILE)] {
+            let fd = ops.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
+            assert_eq!(ops.bind(fd, address.bytes()), Ok(()), "the address must be free again");
+            // The description becomes as it is when it has just arrived.
+            let file = ops.fds.take(fd).unwrap();
+            // No descriptor has the largest number, so no proxy can be put behind it.
+            let arrived = if is_kernel_socket { fd } else { RawFd::MAX };
+            if is_kernel_socket {
+                ops.fds = FdTable::with_len(0);
+            } else {
+                descriptor::close(fd);
+            }
+            let mut state = ops.lock().unwrap();
+            let entry = state.files.get(file);
+            (entry.refcount, entry.fd_count) = (0, 0);
+            assert_eq!(ops.assign_received(&mut state, arrived, file, is_kernel_socket), Err(error));
+            assert!(state.files.ids().is_empty());
+        }
+
+        drop(ops);
+        stop.stop();
+        thread.join().unwrap();
     }
 }

@@ -30,7 +30,7 @@ impl FdTable {
     }
 
     /// Creates a table for `len` descriptors. A page of entries takes memory once one of them is set.
-    fn with_len(len: usize) -> Self {
+    pub fn with_len(len: usize) -> Self {
         // SAFETY: zeros are an `AtomicU32`.
         let entries = unsafe { Box::<[AtomicU32]>::new_zeroed_slice(len).assume_init() };
         Self { entries, end: AtomicI32::new(0) }
