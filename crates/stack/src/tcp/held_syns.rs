@@ -78,10 +78,13 @@ impl HeldSyns {
         self.next_deadline
     }
 
-    /// Removes the addresses whose time is over.
-    fn expire(&mut self, now: Instant) {
+    /// Removes the addresses whose time is over, and returns the SYNs, of which those that go on waiting have
+    /// to be added again.
+    fn take_due(&mut self, now: Instant) -> Vec<HeldSyn> {
         self.addresses.retain(|_, held| held.until > now);
+        self.addresses.values_mut().for_each(|held| held.waiting = 0);
         self.next_deadline = self.addresses.values().map(|held| held.until).min();
+        core::mem::take(&mut self.syns)
     }
 }
 
@@ -148,16 +151,13 @@ impl Tcp {
     #[cold]
     #[inline(never)]
     fn release_due_syns(&mut self, net: &mut Network) {
-        self.held_syns.expire(self.now);
-        for syn in core::mem::take(&mut self.held_syns.syns) {
+        for syn in self.held_syns.take_due(self.now) {
             let HeldSyn { key, hash, .. } = syn;
             let has_listener = self.listeners.find(key.local, key.local_port, hash).is_some();
-            if let Some(held) = self.held_syns.address_of(key.local, key.local_port) {
-                if !has_listener {
-                    self.held_syns.syns.push(syn);
-                    continue;
-                }
-                held.waiting -= 1;
+            if !has_listener && let Some(held) = self.held_syns.address_of(key.local, key.local_port) {
+                held.waiting += 1;
+                self.held_syns.syns.push(syn);
+                continue;
             }
             let seg = Segment {
                 key,

@@ -1,6 +1,7 @@
 //! SYNs that wait because the process that had listened has ended: `killed_listener_wait_ms`, the backlog and
 //! `tcp.half_open_max`.
 
+use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
@@ -68,6 +69,23 @@ fn only_syns_to_the_address_wait() {
     p.ports.0 = PORT + 1;
     assert_eq!(flags_of(&deliver(&mut p, 1000, TcpFlags::SYN)), [REFUSED]);
     assert_eq!(p.stack.tcp_stats().syns_held, 0);
+}
+
+/// The SYNs of an address count in the backlog of another one that covers them, once the first one's time is
+/// over.
+#[test]
+fn syns_go_on_waiting_at_an_address_that_covers_theirs() {
+    let mut p = holding(8, 8);
+    assert!(deliver(&mut p, 1000, TcpFlags::SYN).is_empty());
+    assert!(deliver(&mut p, 1001, TcpFlags::SYN).is_empty());
+    p.stack.hold_syns((Ipv4Addr::UNSPECIFIED, PORT).into(), false, 3, WAIT * 2);
+    assert!(p.wait(WAIT).is_empty());
+    assert!(deliver(&mut p, 1002, TcpFlags::SYN).is_empty());
+    assert!(deliver(&mut p, 1003, TcpFlags::SYN).is_empty(), "dropped");
+    p.listen();
+    assert_eq!(flags_of(&p.wait(Duration::ZERO)), [SYN_ACK; 3]);
+    let stats = p.stack.tcp_stats();
+    assert_eq!((stats.syns_held, stats.half_open_overflows), (3, 1));
 }
 
 /// Returns how many of 20 SYNs wait and how many are dropped.
