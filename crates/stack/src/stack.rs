@@ -684,8 +684,8 @@ impl Stack {
 
     /// Lets SYNs to an address without a listener wait for one for the time `wait` before they are refused,
     /// `backlog` of them at the most, for a listener that is gone because its process has ended. Later ones
-    /// are dropped: their senders retransmit them. The same holds beyond `half_open_max`. Linux refuses at
-    /// once.
+    /// are dropped: their senders retransmit them. The same holds if they and the half-open connections are
+    /// `half_open_max`. [`Stack::unlisten`] of a listener at the address ends it. Linux refuses at once.
     pub fn hold_syns(&mut self, local: SocketAddr, v6_only: bool, backlog: u32, wait: Duration) {
         self.tcp.hold_syns(local, v6_only, backlog, wait);
     }

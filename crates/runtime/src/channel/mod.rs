@@ -76,8 +76,8 @@ const BUFFERS: RangeInclusive<u64> = 8192..=1 << 40;
 const DATAGRAM_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const FILTER_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const OFFER_MS: RangeInclusive<u32> = 1..=60_000;
-/// Shorter than the time after which a SYN is retransmitted.
-const KILLED_LISTENER_WAIT_MS: RangeInclusive<u32> = 0..=1000;
+/// Shorter than the second after which a SYN is retransmitted.
+const KILLED_LISTENER_WAIT_MS: RangeInclusive<u32> = 0..=900;
 const TURN_US: RangeInclusive<u32> = 0..=10_000;
 
 /// Keys of the `[channel]` table, which serves applications outside the shard's thread.
@@ -123,7 +123,7 @@ pub struct ChannelConfig {
     /// gets it, in milliseconds: 1 to 60,000. Default 50.
     pub offer_ms: u32,
     /// Time for which connections to a listener whose last process has ended without closing it (a crash,
-    /// `kill -9`) wait for another process to listen there, in milliseconds: 0 to 1,000. Then they are
+    /// `kill -9`) wait for another process to listen there, in milliseconds: 0 to 900. Then they are
     /// refused. 0: they are refused at once, as on Linux. Default 200.
     pub killed_listener_wait_ms: u32,
     /// Longest time for which a shard yields its CPU to an application that it gave work and that runs on

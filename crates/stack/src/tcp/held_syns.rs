@@ -72,6 +72,14 @@ impl HeldSyns {
         }
     }
 
+    /// Lets no SYN wait at the address of a listener that was closed: those that wait are refused in the next
+    /// turn.
+    pub fn on_unlisten(&mut self, now: Instant, local: SocketAddr) {
+        if self.addresses.remove(&(local.port(), local.ip())).is_some() {
+            self.next_deadline = Some(now);
+        }
+    }
+
     /// Returns when SYNs are refused or get a listener next; `None` if none may wait.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
@@ -92,16 +100,14 @@ impl Tcp {
     /// Lets SYNs to an address without a listener wait until `self.now + wait`, at most `backlog` of them.
     /// Has no effect on more than `listeners_max` addresses at a time.
     pub fn hold_syns(&mut self, local: SocketAddr, v6_only: bool, backlog: u32, wait: Duration) {
-        if self.held_syns.addresses.len() >= self.config.listeners_max as usize {
+        let address = (local.port(), local.ip());
+        let addresses = &mut self.held_syns.addresses;
+        if addresses.len() >= self.config.listeners_max as usize && !addresses.contains_key(&address) {
             return;
         }
         let (accepts, until) = (LocalMatch::new(local.ip(), v6_only), self.now + wait);
-        let held = self.held_syns.addresses.entry((local.port(), local.ip())).or_insert(HeldAddress {
-            accepts,
-            until,
-            backlog,
-            waiting: 0,
-        });
+        let new = HeldAddress { accepts, until, backlog, waiting: 0 };
+        let held = addresses.entry(address).or_insert(new);
         (held.accepts, held.until, held.backlog) = (accepts, until, backlog);
         let earliest = self.held_syns.next_deadline.map_or(until, |at| at.min(until));
         self.held_syns.next_deadline = Some(earliest);
@@ -115,7 +121,8 @@ impl Tcp {
         if !seg.header.flags.contains(TcpFlags::SYN) || seg.header.flags.intersects(others) {
             return false;
         }
-        let is_full = self.held_syns.syns.len() >= self.config.half_open_max as usize;
+        let is_full =
+            self.half_open as usize + self.held_syns.syns.len() >= self.config.half_open_max as usize;
         let Some(held) = self.held_syns.address_of(seg.key.local, seg.key.local_port) else { return false };
         if is_full || held.waiting >= held.backlog {
             self.stats.half_open_overflows += 1;

@@ -509,6 +509,7 @@ impl Tcp {
     /// (`SO_REUSEPORT`), or else are reset.
     pub fn unlisten(&mut self, net: &mut Network, listener: Listener) -> bool {
         let Some(index) = self.listeners.index(listener) else { return false };
+        self.held_syns.on_unlisten(self.now, self.listeners.get(index).addr);
         let (profile, queue) = self.listeners.remove(index);
         self.has_guards |= self.half_open > 0 && !self.profiles.filters.is_empty();
         for (idx, class) in queue {

@@ -3,6 +3,7 @@
 
 use core::net::Ipv4Addr;
 use core::time::Duration;
+use ginnel_stack::options::ListenOptions;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
 use ginnel_testkit::scripted_peer::{PORT, STACK, ScriptedPeer, SentSegment};
@@ -71,6 +72,17 @@ fn only_syns_to_the_address_wait() {
     assert_eq!(p.stack.tcp_stats().syns_held, 0);
 }
 
+#[test]
+fn syns_are_refused_after_an_orderly_close_of_the_next_listener() {
+    let mut p = holding(8, 8);
+    let listener = p.listen();
+    p.stack.hold_syns((Ipv4Addr::UNSPECIFIED, PORT).into(), false, 8, WAIT / 2);
+    assert!(p.stack.unlisten(listener));
+    assert!(deliver(&mut p, 1000, TcpFlags::SYN).is_empty(), "the other address holds it");
+    assert_eq!(flags_of(&p.wait(WAIT / 2)), [REFUSED]);
+    assert_eq!(flags_of(&deliver(&mut p, 1001, TcpFlags::SYN)), [REFUSED]);
+}
+
 /// The SYNs of an address count in the backlog of another one that covers them, once the first one's time is
 /// over.
 #[test]
@@ -103,4 +115,12 @@ fn syns_over_the_backlog_or_the_half_open_limit_are_dropped() {
     assert_eq!(held_and_dropped(64, 20), (20, 0));
     assert_eq!(held_and_dropped(64, 19), (19, 1));
     assert_eq!(held_and_dropped(8, 64), (8, 12));
+    // Half-open connections of other listeners count.
+    let mut p = holding(8, 64);
+    p.stack.listen((STACK, PORT + 1).into(), ListenOptions::default()).unwrap();
+    p.ports.0 = PORT + 1;
+    assert_eq!((1000..1003).map(|port| deliver(&mut p, port, TcpFlags::SYN).len()).sum::<usize>(), 3);
+    p.ports.0 = PORT;
+    assert!((1000..1020).all(|port| deliver(&mut p, port, TcpFlags::SYN).is_empty()));
+    assert_eq!(p.stack.tcp_stats().syns_held, 5);
 }

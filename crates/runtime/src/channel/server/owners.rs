@@ -241,12 +241,14 @@ impl Domain {
         }
         let unowned = self.listeners.get(number as usize).and_then(Option::as_ref);
         let unowned = unowned.filter(|l| l.owners.is_empty() && l.proxies == 0 && !l.is_destroyed);
-        if let Some(l) = unowned
+        let held = unowned.map(|l| (l.address, l.sharing.v6only, l.requested_backlog.max(1)));
+        self.close_listener_if_unowned(cx, number);
+        if let Some((address, v6_only, backlog)) = held
             && !self.killed_listener_wait.is_zero()
         {
-            cx.hold_syns(l.address, l.sharing.v6only, l.requested_backlog.max(1), self.killed_listener_wait);
+            // The close of a listener ends the wait at its address, so this comes after it.
+            cx.hold_syns(address, v6_only, backlog, self.killed_listener_wait);
         }
-        self.close_listener_if_unowned(cx, number);
     }
 
     /// Removes a client. What it alone owned is closed, and the locks that it held are released.
