@@ -5,14 +5,16 @@
  *   callbacks   ginnel_run() runs a thread for each shard and calls the functions of struct ginnel_callbacks.
  *               Received bytes are passed where the device put them, without a copy.
  *   a loop      ginnel_open(), ginnel_enter(), then ginnel_wait() in a loop, which returns events in two
- *               lists: those above best effort, and the others.
+ *               lists: those above best effort (docs/priorities.md), and the others.
  *
  * All calls act on the shard of the calling thread: that of the callback that is running, or the one that the
  * thread has entered. There they need no lock. Functions that make, read or free a configuration, a stop flag
- * or a stack may be called on any thread, and so may those that say so; the others fail with EPERM.
+ * or a stack may be called on any thread, and so may those that say so. All others fail with EPERM on a
+ * thread without a shard.
  *
- * Functions that return int or ssize_t return a negative error number (-EAGAIN) if they fail. ginnel_error()
- * then says more. Structures are passed with all reserved fields 0.
+ * Functions that return int or ssize_t return a negative error number, such as -EAGAIN, if they fail;
+ * ginnel_error() then has a text about the failure. Comments name errors without the sign. Functions without
+ * another result return 0 if they succeed. Structures are passed with all reserved fields 0.
  */
 #ifndef GINNEL_H
 #define GINNEL_H
@@ -29,15 +31,15 @@ extern "C" {
 /* Returns the version of the library. From any thread. */
 const char *ginnel_version(void);
 
-/* Returns a text about the last call of this thread that failed, valid until the next call of this
- * function. */
+/* Returns a text about the last call of this thread that failed; "" if none has failed. It is valid until
+ * the thread's next call of this function. */
 const char *ginnel_error(void);
 
 /* ---- Handles ----
  *
  * A handle is valid on the thread of the shard that returned it. One that has outlived its object is refused
- * there (EBADF; ginnel_accept(): EAGAIN, ginnel_send_source(): EINVAL) and never means another object. { 0 }
- * is no handle. */
+ * there (EBADF; ginnel_accept(): EAGAIN, ginnel_send_source(): EINVAL; ginnel_source_release() returns 0) and
+ * never means another object. { 0 } is no handle. */
 
 struct ginnel_conn { uint64_t id; };     /* a connection */
 struct ginnel_listener { uint64_t id; }; /* a listening socket */
@@ -57,7 +59,8 @@ static inline uint32_t ginnel_conn_index(struct ginnel_conn conn)
 
 struct ginnel_config;
 
-/* Read a file, or the text of one. EINVAL: ginnel_error() names the line and the key. From any thread. */
+/* Read a file, or the text of one. The program frees *out by ginnel_config_free(). EINVAL: the file cannot
+ * be read, or has an error; ginnel_error() names the line and the key. EILSEQ: a string that is not UTF-8. */
 int ginnel_config_file(const char *path, struct ginnel_config **out);
 int ginnel_config_text(const char *text, struct ginnel_config **out);
 
@@ -77,30 +80,35 @@ typedef uint8_t (*ginnel_classifier)(void *arg, const struct ginnel_packet *pack
 /* Sets the function that gives frames their priorities (docs/priorities.md); NULL removes it. */
 int ginnel_config_classifier(struct ginnel_config *config, ginnel_classifier function, void *arg);
 
-/* Frees a configuration, also while stacks run with it. */
+/* Frees a configuration, also while stacks run with it. NULL is permitted. */
 void ginnel_config_free(struct ginnel_config *config);
 
 /* ---- Stop flags and commands, for other threads ---- */
 
 struct ginnel_stop;
 
+/* Creates a flag that stops shards, which ginnel_run() and ginnel_enter() take. */
 int ginnel_stop_new(struct ginnel_stop **out);
 void ginnel_stop_set(const struct ginnel_stop *stop); /* From any thread, and from signal handlers. */
+/* Frees a flag, also while shards run with it; it cannot be set any more. NULL is permitted. */
 void ginnel_stop_free(struct ginnel_stop *stop);
 
 struct ginnel_commander;
 
 /* Creates a sender of commands to this thread's shard. */
 int ginnel_commander_new(struct ginnel_commander **out);
-/* Sends a number to the shard and wakes it. From any thread. EAGAIN: shard.commands_max commands wait. ESRCH:
- * the shard has ended. */
+/* Sends a number to the shard and wakes it: the callback command, or GINNEL_EV_COMMAND, follows. From any
+ * thread. Never waits. EAGAIN: shard.commands_max (1,024 by default) commands wait. ESRCH: the shard has
+ * ended. */
 int ginnel_command(const struct ginnel_commander *commander, uint64_t token);
+/* Frees a sender of commands. From any thread. NULL is permitted. */
 void ginnel_commander_free(struct ginnel_commander *commander);
 
 /* ---- Callbacks ---- */
 
-/* A received datagram. len is its length, also if less was written. The port of to is 0. gso_size is 0, or
- * with GINNEL_UDP_GRO the bytes of each of the datagrams that were joined; the last one may be shorter. */
+/* A received datagram. len is its length in bytes, also if fewer were written. The port of to is 0. gso_size
+ * is 0, or with GINNEL_UDP_GRO the bytes of each of the datagrams that were joined; the last one may be
+ * shorter. */
 struct ginnel_datagram {
     struct sockaddr_storage from;
     struct sockaddr_storage to;
@@ -126,8 +134,8 @@ struct ginnel_callbacks {
     /* Bytes in order, valid during the call. Returns how many were consumed, from the front. The rest is
      * kept, the receive window shrinks, and the rest is passed again with more, or after ginnel_resume(). */
     size_t (*data)(void *user, struct ginnel_conn conn, const uint8_t *data, size_t len);
-    /* Bytes above best effort that arrived early (GINNEL_UNORDERED): ahead bytes of the stream were not
-     * passed before the first of them. Passed once. */
+    /* Bytes above best effort that arrived early (GINNEL_UNORDERED): ahead bytes of the stream before the
+     * first of them were not passed yet. They are passed once. */
     void (*unordered)(void *user, struct ginnel_conn conn, size_t ahead, const uint8_t *data, size_t len);
     void (*writable)(void *user, struct ginnel_conn conn); /* after a short send */
     void (*acked)(void *user, struct ginnel_conn conn, uint32_t bytes); /* GINNEL_ACK_EVENTS */
@@ -144,7 +152,8 @@ struct ginnel_callbacks {
     void (*fd_ready)(void *user, uint64_t token, uint32_t events); /* GINNEL_EV_FD_READABLE, … */
     void (*command)(void *user, uint64_t token);
     void (*destroyed)(void *user, struct ginnel_listener listener); /* ginnel ss -K closed it. */
-    /* The stop flag was set: call ginnel_exit() within shard.stop_grace_ms. NULL ends the shard at once. */
+    /* The stop flag was set: call ginnel_exit() within shard.stop_grace_ms (2,000 ms by default). NULL ends
+     * the shard at once. */
     void (*stopping)(void *user);
     void (*ended)(void *user); /* The last call. The shard is gone. */
     /* The peer announced urgent data, or the byte arrived (-1: not yet): ginnel_recv_urgent(). ahead bytes
@@ -153,8 +162,9 @@ struct ginnel_callbacks {
 };
 
 /* Runs a stack on threads of its own (a single shard on this one) until stop is set, an application calls
- * ginnel_exit(), or one fails. stop may be NULL; of several shards, the first one that ends sets it. In
- * callbacks, calls that receive or accept fail with EOPNOTSUPP. EBUSY: this thread has entered a shard. */
+ * ginnel_exit(), or one fails. Returns 0, or the negative error number of the failure. stop may be NULL; of
+ * several shards, the first one that ends sets it. In callbacks, calls that receive or accept fail with
+ * EOPNOTSUPP. EBUSY: this thread has entered a shard. EINVAL: callbacks without data, or of a wrong size. */
 int ginnel_run(const struct ginnel_config *config, const struct ginnel_callbacks *callbacks, void *arg,
                const struct ginnel_stop *stop);
 
@@ -200,27 +210,30 @@ struct ginnel_events {
 
 struct ginnel_stack;
 
-/* Opens the devices. EOPNOTSUPP: shard.placement and shard.workers are for callbacks. */
+/* Opens the devices. The program frees *out by ginnel_close(). EOPNOTSUPP: the configuration has
+ * shard.placement other than inline, or shard.workers, which need callbacks. */
 int ginnel_open(const struct ginnel_config *config, struct ginnel_stack **out);
 /* Returns the number of shards. From any thread. */
 int ginnel_shards(const struct ginnel_stack *stack);
-/* Makes a shard this thread's own. Each is entered once, by a thread of its own, and all of them. EBUSY: the
- * shard was entered before, or this thread has one. Returns when the addresses can be used: IPv6 addresses
- * are checked for duplicates first, for a second. stop, which may be NULL, ends ginnel_wait(). ECANCELED: it
- * was set before; after this and other failures the shard is gone. With several shards, drive all of them
- * until each has nothing left to do before one leaves, since they forward each other's frames. */
+/* Makes a shard this thread's own. Every shard of the stack must be entered, each once and by a thread of
+ * its own. EINVAL: the stack has no such shard. EBUSY: the shard was entered before, or this thread has one.
+ * Returns when the addresses can be used: IPv6 addresses are checked for duplicates first, for a second.
+ * stop, which may be NULL, ends ginnel_wait(). ECANCELED: it was set before the addresses could be used;
+ * after this and other failures of the start the shard is gone. With several shards, drive all of them until
+ * each has nothing left to do before one leaves, since they forward each other's frames. */
 int ginnel_enter(const struct ginnel_stack *stack, unsigned shard, const struct ginnel_stop *stop);
 
 /* Receives and sends until there are events. Events of classes above best effort are in high, the others in
  * low, in the order in which they happened. Without high (NULL), both are in low, the former first. Events
- * that find no room are reported by the next call, which looks for more urgent ones first. Returns the number
- * of events; 0 if timeout_ms are over (negative: no end); once -ECANCELED when the stop flag is set and no
- * events are left. EINVAL: both lists have the same memory. */
+ * that find no room are reported by the next call, which looks for more urgent ones first. Returns the
+ * number of events; 0 after timeout_ms milliseconds without any (negative: waits without limit); once
+ * -ECANCELED when the stop flag is set and no events are left. EFAULT: low is NULL. EINVAL: a list has no
+ * room, or both lists have the same memory. */
 int ginnel_wait(struct ginnel_events *high, struct ginnel_events *low, int timeout_ms);
 
 /* Ends this thread's shard. What is queued is sent as far as the windows allow; close connections first. */
 int ginnel_leave(void);
-/* Frees a stack, after all shards were entered. */
+/* Frees a stack, after all shards were entered. They go on. NULL is permitted. */
 void ginnel_close(struct ginnel_stack *stack);
 
 static inline struct ginnel_conn ginnel_event_conn(const struct ginnel_event *event)
@@ -254,8 +267,8 @@ enum {
     GINNEL_MAY_FRAGMENT = 1 << 7,       /* Sends over IPv4 without DF: routers may fragment. */
 };
 
-/* Options of a listener, whose connections begin with them, or of a connection. 0 takes the default. A
- * connection has neither backlog nor GINNEL_REUSE_PORT and GINNEL_V6_ONLY. */
+/* Options of a listener, whose connections begin with them, or of a connection. 0 takes the default. Of a
+ * connection, backlog, GINNEL_REUSE_PORT and GINNEL_V6_ONLY must be 0 (EINVAL). */
 struct ginnel_socket_options {
     uint32_t flags;
     uint32_t backlog;
@@ -295,13 +308,14 @@ enum ginnel_save_syn {
  * be NULL. */
 int ginnel_listen(const struct sockaddr *address, socklen_t len, const struct ginnel_socket_options *options,
                   struct ginnel_listener *out);
-/* As ginnel_listen(). Connections are opened fast if the configuration permits that (tcp.fastopen, bit 2).
- * EINVAL: another size of the structure, or a backup key without a key. */
+/* As ginnel_listen(). SYNs with data (fast open, RFC 7413) are accepted if the configuration permits that
+ * (tcp.fastopen with the bit 2). EINVAL: a size of the structure that this library does not know, or a backup
+ * key without a key. */
 int ginnel_listen_with(const struct sockaddr *address, socklen_t len,
                        const struct ginnel_listen_options *options, struct ginnel_listener *out);
 /* Stops listening. Connections in the accept queue are reset. */
 int ginnel_unlisten(struct ginnel_listener listener);
-/* Takes a connection from the accept queue, in a loop of the program's own. */
+/* Takes a connection from the accept queue, in a loop of the program's own. EAGAIN: none waits. */
 int ginnel_accept(struct ginnel_listener listener, struct ginnel_conn *out);
 /* Opens a connection: connected or closed follows. local and options may be NULL. */
 int ginnel_connect(const struct sockaddr *remote, socklen_t remote_len, const struct sockaddr *local,
@@ -315,8 +329,8 @@ ssize_t ginnel_connect_with_data(const struct sockaddr *remote, socklen_t remote
                                  const struct ginnel_socket_options *options, const void *data, size_t len,
                                  struct ginnel_conn *out);
 
-/* Queues a copy of bytes. Returns how many found room: after fewer than len, the connection becomes
- * writable. */
+/* Queues a copy of bytes. Returns how many found room, or 0 for none: after fewer than len, the connection
+ * becomes writable (the callback writable, or GINNEL_EV_WRITABLE). EPIPE: the write side is closed. */
 ssize_t ginnel_send(struct ginnel_conn conn, const void *data, size_t len);
 
 /* Writes len bytes of what is sent to out, the first of which is byte offset. It may be asked for bytes that
@@ -348,7 +362,9 @@ int ginnel_send_source(struct ginnel_conn conn, struct ginnel_source source, uin
 /* Releases a source. What is queued of it is still sent; then release is called. */
 int ginnel_source_release(struct ginnel_source source);
 
-/* Receive bytes, in a loop of the program's own. 0: the end of the stream. EAGAIN: nothing yet. */
+/* Receive bytes, in a loop of the program's own. Return their number. 0: the end of the stream. EAGAIN:
+ * nothing yet. ginnel_recv_unordered() receives bytes above best effort that arrived early
+ * (GINNEL_UNORDERED), and writes to ahead how many bytes of the stream before them were not received. */
 ssize_t ginnel_recv(struct ginnel_conn conn, void *buffer, size_t len);
 ssize_t ginnel_recv_unordered(struct ginnel_conn conn, void *buffer, size_t len, size_t *ahead);
 /* Lends received bytes where they are, without a copy, in a loop of the program's own: those from offset on,
@@ -414,32 +430,37 @@ enum ginnel_congestion {
     GINNEL_CONGESTION_BBR = 2,
 };
 
-/* Sets an option. EINVAL: out of range. ENOPROTOOPT: no such option. */
+/* Sets an option. Names end in the unit of the value (_S, _MS, _US); RCVBUF, SNDBUF, NOTSENT_LOWAT and
+ * MAXSEG are in bytes, and switches take 0 (off) or another number (on). The options that have no comment
+ * mean what the socket option of the same name does; KEEPIDLE and KEEPINTVL are 1 to 32,767, KEEPCNT is 1 to
+ * 127, PRIORITY 0 to 7, and the two ECN bits of TOS must be 0. EINVAL: out of range. ENOPROTOOPT: no such
+ * option. */
 int ginnel_conn_set_option(struct ginnel_conn conn, int option, int64_t value);
 /* Copies the headers of the SYN that began a connection, and discards them. Returns their length: if that is
  * more than len, nothing was copied, and they are kept. 0: none are saved, or the program has a thread of its
  * own (shard.placement, shard.workers). */
 ssize_t ginnel_conn_saved_syn(struct ginnel_conn conn, void *buffer, size_t len);
-/* A number of the program, which events carry; 0 at first. */
+/* Set and read a number of the program, which events of the connection carry; 0 at first. */
 int ginnel_conn_set_token(struct ginnel_conn conn, uint32_t token);
 int ginnel_conn_token(struct ginnel_conn conn, uint32_t *token);
 
 struct ginnel_info {
     struct sockaddr_storage local;
     struct sockaddr_storage remote;
-    uint64_t rtt_ns;
-    uint64_t rttvar_ns;
+    uint64_t rtt_ns;    /* smoothed round-trip time */
+    uint64_t rttvar_ns; /* its mean deviation */
     uint64_t min_rtt_ns;
-    uint32_t send_queued; /* bytes queued and not acknowledged */
-    uint32_t recv_queued; /* bytes that can be received */
-    uint32_t unsent;      /* bytes queued and not sent */
-    uint32_t mss;
+    uint32_t send_queued;       /* bytes queued and not acknowledged */
+    uint32_t recv_queued;       /* bytes that can be received */
+    uint32_t unsent;            /* bytes queued and not sent */
+    uint32_t mss;               /* of sent segments, in bytes */
     uint32_t congestion_window; /* in segments */
     uint32_t unacked_segments;
-    uint32_t retransmits;
-    uint32_t state; /* TCP_ESTABLISHED, … of netinet/tcp.h */
+    uint32_t retransmits; /* segments sent again, as tcpi_total_retrans */
+    uint32_t state;       /* TCP_ESTABLISHED, … of netinet/tcp.h */
 };
 
+/* Describes a connection. */
 int ginnel_conn_info(struct ginnel_conn conn, struct ginnel_info *info);
 
 /* ---- UDP ---- */
@@ -493,6 +514,7 @@ struct ginnel_udp_options {
 
 /* Opens a socket; port 0 lets the stack choose one. */
 int ginnel_udp_bind(const struct sockaddr *local, socklen_t len, uint32_t flags, struct ginnel_udp *out);
+/* Sets the peer: ginnel_udp_send() without remote sends to it, and only its datagrams are received. */
 int ginnel_udp_connect(struct ginnel_udp socket, const struct sockaddr *remote, socklen_t len);
 /* Replaces all options of a socket, also those that ginnel_udp_bind() has set. GINNEL_UDP_REUSE_PORT and
  * GINNEL_UDP_REUSE_ADDRESS concern sockets that are bound later, GINNEL_UDP_V6_ONLY has no effect any more.
@@ -555,19 +577,21 @@ struct ginnel_udp_error {
  * datagram_error. EAGAIN: no entry. */
 ssize_t ginnel_udp_recv_error(struct ginnel_udp socket, void *buffer, size_t len,
                               struct ginnel_udp_error *error);
+/* Reads the local address of a socket, with the port that the stack chose for port 0. */
 int ginnel_udp_local(struct ginnel_udp socket, struct sockaddr_storage *address);
+/* Closes a socket. Datagrams that were not received are lost. */
 int ginnel_udp_close(struct ginnel_udp socket);
 
 /* ---- Timers, kernel descriptors, the shard ---- */
 
-/* Expires once, after_ns from now, rounded up by 66 µs at most. out may be NULL. ENOBUFS:
- * shard.timers_max. */
+/* Sets a timer that expires once, after_ns nanoseconds from now, rounded up by 66 µs at most. out may be
+ * NULL. ENOBUFS: shard.timers_max (1,000,000 by default) timers are set. */
 int ginnel_timer_set(uint64_t after_ns, uint64_t token, struct ginnel_timer *out);
-/* Expires once, in the first turn that begins at at_ns or later: nanoseconds of CLOCK_MONOTONIC, without
- * rounding. Shortly before, the shard polls instead of sleeping, unless shard.placement is paired. out may be
- * NULL. ENOBUFS: as above. */
+/* Sets a timer that expires once, in the first turn that begins at at_ns or later: nanoseconds of
+ * CLOCK_MONOTONIC, without rounding. Shortly before, the shard polls instead of sleeping, unless
+ * shard.placement is paired. out may be NULL. ENOBUFS: as above. */
 int ginnel_timer_set_exact(uint64_t at_ns, uint64_t token, struct ginnel_timer *out);
-/* EBADF: it has expired. */
+/* Cancels a timer. EBADF: it has expired, or was cancelled. */
 int ginnel_timer_cancel(struct ginnel_timer timer);
 
 enum {
@@ -576,9 +600,12 @@ enum {
     GINNEL_FD_EDGES = 1 << 2, /* Reports a state when it begins, not as long as it lasts. */
 };
 
-/* Watches a non-blocking kernel descriptor. Remove it before you close it. */
+/* Watches a non-blocking kernel descriptor for interests (GINNEL_FD_…). Remove it before you close it.
+ * EINVAL: an unknown interest. */
 int ginnel_fd_add(int fd, uint32_t interests, uint64_t token, struct ginnel_fd *out);
+/* Changes what is watched. EBADF: the descriptor is not watched. */
 int ginnel_fd_modify(struct ginnel_fd fd, uint32_t interests);
+/* Stops watching a descriptor, which stays open. EBADF: as above. */
 int ginnel_fd_remove(struct ginnel_fd fd);
 
 /* Returns the class of the frames whose event is being delivered, as class_ of struct ginnel_event. */
@@ -590,14 +617,15 @@ int ginnel_worker(void);
 /* Returns 1 if the shard serves the device of a local address, whose port does not matter, and 0 otherwise.
  * It serves all unless devices have shards of their own (device.shards). */
 int ginnel_serves(const struct sockaddr *local, socklen_t len);
-/* Reads a random number, which cannot be predicted from outside. */
+/* Reads a random number that others cannot predict. */
 int ginnel_random(uint64_t *number);
 /* Reads a counter of the shard, by its name in docs/statistics.md: "shard.…", "tcp.…", "ip.…" or "drop.…".
  * Compares the name with all others of its group. ENOENT: no such counter. */
 int ginnel_counter(const char *name, uint64_t *value);
 /* Reads the time of the current burst: nanoseconds of CLOCK_MONOTONIC. */
 int ginnel_now(uint64_t *nanos);
-/* Ends the shard of this callback after the current turn. Close connections first. */
+/* Ends the shard of this callback after the current turn. Close connections first. EPERM: no callback is
+ * running; ginnel_leave() ends the shard of a loop. */
 int ginnel_exit(void);
 
 #ifdef __cplusplus
