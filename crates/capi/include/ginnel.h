@@ -87,7 +87,7 @@ void ginnel_config_free(struct ginnel_config *config);
 
 struct ginnel_stop;
 
-/* Creates a flag that stops shards, which ginnel_run() and ginnel_enter() take. */
+/* Creates a flag for ginnel_run() or ginnel_enter(), by which another thread stops the shards. */
 int ginnel_stop_new(struct ginnel_stop **out);
 void ginnel_stop_set(const struct ginnel_stop *stop); /* From any thread, and from signal handlers. */
 /* Frees a flag, also while shards run with it; it cannot be set any more. NULL is permitted. */
