@@ -611,7 +611,7 @@ pub const OPTIONS: &[OptionRow] = &[
         TCP,
         28,
         "TCP_SAVED_SYN",
-        "empty for a SYN that arrived in fragments, or with more than 256 bytes of headers",
+        "empty for a SYN that arrived in fragments, or with more than 256 bytes of headers, or waited for a listener (`channel.killed_listener_wait_ms`)",
     ),
     refused(TCP, 29, "TCP_REPAIR_WINDOW", NOT_YET),
     number(TCP, 30, "TCP_FASTOPEN_CONNECT", IntFormat::Int, AcceptedValues::Within(0, 1), 0),
