@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 /// Name of the generator's device.
 const NAME: &str = "server";
+
 /// A case: what runs, and for how long.
 #[derive(Clone, Debug)]
 pub struct GeneratorCase {

@@ -43,7 +43,6 @@ const REASONS: &[(&str, &str)] = &[
     ),
     ("reuseport_bpf_cpu", "expects the CPU of the sender; on a stack programs run on the CPU of the shard"),
     ("so_incoming_cpu", "`SO_INCOMING_CPU` is stored without effect: a shard runs on one core"),
-    ("so_netns_cookie", "`SO_NETNS_COOKIE`: the stack is in no network namespace"),
     ("so_txtime -4", "`SO_TXTIME`: departure times are not taken from programs"),
     ("so_txtime -6", "`SO_TXTIME`: departure times are not taken from programs"),
     ("udpgro, off, cmsg -4", "`UDP_GRO` also merges datagrams of the loopback, as Linux does on devices"),

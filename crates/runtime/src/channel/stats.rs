@@ -46,8 +46,8 @@ pub struct ChannelStats {
     /// Times that a connection filled its buffer and got no large one, because `channel.large_buffers_max`
     /// was reached.
     pub large_buffers_refused: u64,
-    /// Writes to a stream whose transmit timestamps were asked for and not taken, because too many of the
-    /// stream were awaited or not yet read.
+    /// Requests for the transmit timestamps of a write to a stream that were refused, because too many of the
+    /// stream were awaited or not yet read. A program reads those that were taken, and asks once more.
     pub stamps_refused: u64,
     /// Bytes that were queued to be sent from large buffers without copying.
     pub zero_copy_bytes: u64,
