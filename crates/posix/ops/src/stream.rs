@@ -515,19 +515,30 @@ impl ProcessState {
     /// `EAGAIN` while it is being established, `EPIPE`, or the pending error.
     #[inline(always)]
     pub fn sendable(&mut self, file: FileId) -> Result<(Conn, SocketState), Errno> {
+        self.sendable_after(file, 0)
+    }
+
+    /// As [`sendable`](Self::sendable), in a call that has sent `done` bytes already. Such a call returns
+    /// their number, and leaves the pending error to the next call (`tcp_sendmsg_locked`).
+    #[inline(always)]
+    fn sendable_after(&mut self, file: FileId, done: usize) -> Result<(Conn, SocketState), Errno> {
         let (conn, conn_state) = match self.socket_state(file) {
             Some(found) => found,
             None => {
                 self.files.socket(file)?;
-                return Err(self.take_error(file).unwrap_or(Errno::PIPE));
+                return Err(self.send_error(file, done));
             }
         };
         let socket = self.files.socket(file)?;
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
         if failed || conn_state.is_closed() || socket.shutdown.write {
-            return Err(self.take_error(file).unwrap_or(Errno::PIPE));
+            return Err(self.send_error(file, done));
         }
         if conn_state.is_connected() { Ok((conn, conn_state)) } else { Err(Errno::AGAIN) }
+    }
+
+    fn send_error(&mut self, file: FileId, done: usize) -> Errno {
+        if done > 0 { Errno::PIPE } else { self.take_error(file).unwrap_or(Errno::PIPE) }
     }
 
     /// Writes what fits. Returns the total number of bytes once everything is written. `has_waited` tells
@@ -540,7 +551,7 @@ impl ProcessState {
         done: &Cell<usize>,
         has_waited: bool,
     ) -> Result<usize, Errno> {
-        let (conn, _) = self.sendable(file)?;
+        let (conn, _) = self.sendable_after(file, done.get())?;
         let end = done.get() + self.send_limit(file, conn, total - done.get(), has_waited);
         if done.get() < total {
             let range = done.get()..end;
