@@ -65,9 +65,35 @@ hook! {
         // SAFETY: the program's buffers.
         unsafe { read_buffers(ops, fd, buffers, count, 0) }
     };
-    fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t = |ops| {
-        sendfile_at(ops, out, from, offset, count)
-    };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    match (stack_ops(out), stack_ops(from)) {
+        (Some(ops), _) => sendfile_at(ops, out, from, offset, count).into_c(),
+        (None, Some(ops)) if let Some(flags) = status_flags_of_pipe(out) => {
+            // A splice, which waits for a full pipe as the pipe's descriptor says (`do_sendfile`).
+            let nonblocking = if flags & libc::O_NONBLOCK != 0 { libc::SPLICE_F_NONBLOCK } else { 0 };
+            let spliced = if !offset.is_null() {
+                Err(Errno::SPIPE)
+            } else if flags & libc::O_ACCMODE == libc::O_RDONLY {
+                Err(Errno::BADF)
+            } else {
+                ops.splice_to_pipe(from, out, count, nonblocking)
+            };
+            spliced.into_c()
+        }
+        // SAFETY: the program's arguments, unchanged.
+        _ => unsafe { real::sendfile(out, from, offset, count) },
+    }
+}
+
+/// Returns the flags of `F_GETFL` if a descriptor of the kernel is a pipe.
+fn status_flags_of_pipe(fd: c_int) -> Option<c_int> {
+    // SAFETY: the commands have no argument.
+    let [size, flags] =
+        [libc::F_GETPIPE_SZ, libc::F_GETFL].map(|command| unsafe { real::fcntl64(fd, command, 0) });
+    Some(flags).filter(|_| size >= 0)
 }
 
 alias! {
@@ -225,7 +251,7 @@ unsafe fn recv_message(
         let control = received.control.bytes();
         let is_stored = user_memory::write_list(header.msg_control.cast(), control).is_ok();
         let truncation = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
-        let msg_flags = received.flags | truncation;
+        let msg_flags = received.flags | truncation | flags & libc::MSG_CMSG_CLOEXEC;
         user_memory::write(field!(message, msghdr, msg_flags), &msg_flags)?;
         let control_len: size_t = if is_stored { control.len() } else { 0 };
         user_memory::write(field!(message, msghdr, msg_controllen), &control_len)?;
