@@ -21,6 +21,7 @@ mod linger;
 mod log;
 mod loopback;
 mod many_processes;
+mod option_arguments;
 mod pid_namespaces;
 mod polling;
 mod priorities;

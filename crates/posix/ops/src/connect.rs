@@ -30,6 +30,24 @@ impl Ops {
     /// `EINVAL` if the socket is bound or the address too short, `EAFNOSUPPORT`, `EADDRINUSE`,
     /// `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
+        self.bind_to(fd, bytes)?;
+        let is_v6_address = sockaddr::decode(bytes, Family::V6)
+            .is_ok_and(|address| address.is_ipv6() && !address.ip().is_unspecified());
+        if is_v6_address {
+            let mut state = self.lock()?;
+            // The socket may be one of the kernel now.
+            if let Ok(file) = self.file_of(&mut state, fd)
+                && let Ok(socket) = state.files.socket(file)
+                && socket.family == Family::V6
+            {
+                // `__inet6_bind`
+                socket.options.set_v6_only();
+            }
+        }
+        Ok(())
+    }
+
+    fn bind_to(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
         let mut state = self.lock()?;
         // A process that never sleeps in a call would not notice that the shards were started again.
         state.check_stack_alive();

@@ -773,8 +773,9 @@ impl ProcessState {
         })
     }
 
-    /// Forgets to which destinations a socket has sent: after an error, the next datagram to each may fail.
-    fn forget_destinations(&mut self, file: FileId) {
+    /// Forgets to which destinations a socket has sent: after an error or a change of options, the next
+    /// datagram to each may fail.
+    pub(crate) fn forget_destinations(&mut self, file: FileId) {
         if let Ok(socket) = self.files.socket(file)
             && let Some(udp_send) = &mut socket.udp_send
         {

@@ -167,25 +167,24 @@ pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) ->
 }
 
 /// Writes the value of an option, and the length that was written or would be needed. `ask` gets the size of
-/// the program's buffer in bytes and returns the value.
+/// the program's buffer in bytes, or `None` if it is negative, and returns the value.
 ///
 /// # Errors
-/// `EFAULT`, `EINVAL` if the program's length is negative, and those of `ask`.
+/// `EFAULT`, and those of `ask`.
 ///
 /// # Safety
 /// The pointers must be the arguments of a call that writes to them.
 pub unsafe fn write_option(
     to: *mut c_void,
     len: *mut socklen_t,
-    ask: impl FnOnce(usize) -> Result<OptionValue, Errno>,
+    ask: impl FnOnce(Option<usize>) -> Result<OptionValue, Errno>,
 ) -> Result<(), Errno> {
     // SAFETY: any bytes are a length.
     let given_len = unsafe { user_memory::read(len) }?;
-    let room = usize::try_from(given_len.cast_signed()).unwrap_or(0);
-    let option = ask(room)?;
-    if given_len.cast_signed() < 0 {
-        return Err(Errno::INVAL);
-    }
+    let known = usize::try_from(given_len.cast_signed()).ok();
+    let option = ask(known)?;
+    // The value of a level whose protocol compares lengths as unsigned fits into every negative one.
+    let room = known.unwrap_or(option.bytes().len());
     let fits = if option.count().is_some() { Ok(()) } else { option.fits(room) };
     let (value, needed) = (option.bytes(), option.bytes().len());
     let (value, stored) = if let Some(count) = option.count() {

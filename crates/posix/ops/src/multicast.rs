@@ -250,7 +250,9 @@ impl Ops {
     ) -> Result<(), Errno> {
         let v4 = request.group.is_ipv4();
         if !request.group.is_multicast() {
-            return Err(Errno::INVAL);
+            // `ip_mc_leave_group` just looks for the membership.
+            let is_looked_for = v4 && request.action == request::MembershipAction::Leave;
+            return Err(if is_looked_for { Errno::ADDRNOTAVAIL } else { Errno::INVAL });
         }
         let memberships = &state.files.socket(file)?.options.multicast;
         let joined_anywhere = memberships.memberships().find(|entry| entry.group == request.group);

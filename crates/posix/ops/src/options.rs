@@ -1,6 +1,8 @@
 //! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`. `table` lists the
 //! options that are stored without effect, and why that suffices.
 
+mod address_preferences;
+mod extension_headers;
 pub(crate) mod filter;
 mod get;
 mod int_options;
@@ -142,6 +144,12 @@ const BUF_LOCK: c_int = 72;
 pub(crate) const TCP_INQ: c_int = 36;
 const IPV6_PATHMTU: c_int = 61;
 const MINHOPCOUNT: c_int = 73;
+const IP_PROTOCOL: c_int = 52;
+const ADDR_PREFERENCES: c_int = 72;
+const BUSY_POLL_BUDGET: c_int = 70;
+const TXREHASH: c_int = 74;
+/// `SO_ORIGINAL_DST` and `IP6T_SO_ORIGINAL_DST`.
+const ORIGINAL_DST: c_int = 80;
 const MAX_PACING_RATE: c_int = 47;
 const RCVTIMEO_NEW: c_int = 66;
 const SNDTIMEO_NEW: c_int = 67;
@@ -318,6 +326,11 @@ impl SocketOptionState {
 
     fn set_flag(&mut self, flag: BoolOption, on: bool) {
         self.flags = self.flags & !(1 << flag as u16) | u16::from(on) << flag as u16;
+    }
+
+    /// Sets `IPV6_V6ONLY`.
+    pub fn set_v6_only(&mut self) {
+        self.set_flag(BoolOption::V6Only, true);
     }
 
     pub fn is_v6_only(&self) -> bool {
@@ -626,6 +639,8 @@ impl ProcessState {
         socket.options.apply_to_udp_send(socket.family, socket.udp_send.get_or_insert_default());
         if socket.options.applied_udp != Some(options) {
             socket.options.applied_udp = Some(options);
+            // What was permitted before may not be now.
+            self.forget_destinations(file);
             self.client.udp_set_options(udp.conn, options).map_err(ginnel::errno::udp)?;
         }
         Ok(())

@@ -90,6 +90,16 @@ impl SockaddrBytes {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+
+    /// Returns the port.
+    pub fn port(&self) -> u16 {
+        u16::from_be_bytes([self.bytes[2], self.bytes[3]])
+    }
+}
+
+/// Returns whether an address needs an interface to be unique: one of a link (`ipv6_iface_scope_id`).
+fn has_scope(ip: Ipv6Addr) -> bool {
+    ip.is_unicast_link_local() || ip.octets()[0] == 0xff && matches!(ip.octets()[1] & 15, 1 | 2)
 }
 
 /// Encodes an address for a socket of `family`. An IPv6 socket reports IPv4 addresses as IPv4-mapped.
@@ -111,7 +121,9 @@ pub fn encode(address: SocketAddr, family: Family) -> SockaddrBytes {
                 IpAddr::V6(v6) => v6,
             };
             bytes[8..24].copy_from_slice(&v6.octets());
-            if let SocketAddr::V6(v6) = address {
+            if let SocketAddr::V6(v6) = address
+                && has_scope(*v6.ip())
+            {
                 bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
             }
             SockaddrBytes { bytes, len: IN6_BYTES }

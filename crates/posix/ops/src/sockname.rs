@@ -2,7 +2,8 @@
 
 use crate::Ops;
 use crate::file::SocketRole;
-use crate::sockaddr::{self, SockaddrBytes};
+use crate::sockaddr::{self, Family, SockaddrBytes};
+use core::net::{Ipv4Addr, SocketAddr};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -15,8 +16,8 @@ impl Ops {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
-        let family = socket.family;
-        let local = match socket.role {
+        let (family, role) = (socket.family, socket.role);
+        let local = match role {
             SocketRole::Unconnected { bound } => bound.map(|b| b.address()).or(socket.last_address),
             SocketRole::Listening(listening) => Some(listening.bound.address()),
             SocketRole::Udp(udp) => state.udp_local(udp, family),
@@ -25,7 +26,17 @@ impl Ops {
             }
             SocketRole::Stream(stream) => state.endpoints(stream.conn).map(|[local, _]| local),
         };
-        Ok(sockaddr::encode(local.unwrap_or(family.unspecified()), family))
+        let local = local.unwrap_or(family.unspecified());
+        // A socket that is bound to all IPv4 addresses keeps the mapped address.
+        let is_mapped_any = family == Family::V6
+            && matches!(local, SocketAddr::V4(local) if local.ip().is_unspecified())
+            && matches!(role, SocketRole::Unconnected { .. } | SocketRole::Listening(_));
+        Ok(if is_mapped_any {
+            let mapped = Ipv4Addr::UNSPECIFIED.to_ipv6_mapped();
+            sockaddr::encode(SocketAddr::new(mapped.into(), local.port()), family)
+        } else {
+            sockaddr::encode(local, family)
+        })
     }
 
     /// Implements `getpeername`.

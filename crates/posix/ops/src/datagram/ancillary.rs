@@ -15,6 +15,8 @@ use rustix::io::Errno;
 const CONTROL_BYTES: usize = 256;
 /// Bytes of `cmsg_len`, `cmsg_level` and `cmsg_type`.
 const CMSG_HEADER_BYTES: usize = 16;
+/// The protocol of an IP packet, for which libc has no name.
+const IP_PROTOCOL: c_int = 52;
 
 /// Control messages, as the program receives them.
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +203,10 @@ impl SocketOptionState {
         let tclass = c_int::from(datagram.tos);
         match (datagram.to, family) {
             (IpAddr::V4(to), _) => {
+                if family == Family::V6 && is_enabled("IPV6_RECVPKTINFO") {
+                    let info = [&to.to_ipv6_mapped().octets()[..], &ifindex_of(datagram.to)].concat();
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+                }
                 if is_enabled("IP_PKTINFO") {
                     let info = [ifindex_of(datagram.to), to.octets(), to.octets()].concat();
                     control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
@@ -215,10 +221,6 @@ impl SocketOptionState {
                 if is_enabled("IP_RECVTOS") {
                     control.put(libc::IPPROTO_IP, libc::IP_TOS, &[datagram.tos]);
                 }
-                if family == Family::V6 && is_enabled("IPV6_RECVPKTINFO") {
-                    let info = [&to.to_ipv6_mapped().octets()[..], &ifindex_of(datagram.to)].concat();
-                    control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
-                }
             }
             (IpAddr::V6(to), _) => {
                 if is_enabled("IPV6_RECVPKTINFO") {
@@ -231,6 +233,15 @@ impl SocketOptionState {
                 }
                 if is_enabled("IPV6_RECVTCLASS") {
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tclass.to_ne_bytes());
+                }
+                // The options of RFC 2292.
+                if is_enabled("IPV6_2292PKTINFO") {
+                    let info = [&to.octets()[..], &ifindex_of(datagram.to)].concat();
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_2292PKTINFO, &info);
+                }
+                if is_enabled("IPV6_2292HOPLIMIT") {
+                    let hop_limit_bytes = c_int::from(datagram.hop_limit).to_ne_bytes();
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_2292HOPLIMIT, &hop_limit_bytes);
                 }
             }
         }
@@ -288,9 +299,9 @@ impl SendCmsgs {
                     let source = Ipv4Addr::new(info[4], info[5], info[6], info[7]);
                     cmsgs.source = Some(source.into()).filter(|_| !source.is_unspecified());
                 }
-                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                    let octets: [u8; 16] =
-                        value.get(..16).ok_or(Errno::INVAL)?.try_into().expect("sixteen bytes");
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO | libc::IPV6_2292PKTINFO) => {
+                    let info: &[u8; 20] = value.first_chunk().ok_or(Errno::INVAL)?;
+                    let octets: [u8; 16] = *info.first_chunk().expect("sixteen bytes");
                     let source = Ipv6Addr::from(octets).to_canonical();
                     cmsgs.source = Some(source).filter(|source| !source.is_unspecified());
                 }
@@ -303,8 +314,13 @@ impl SendCmsgs {
                         _ => Some(byte_or_default(value, 0)?.ok_or(Errno::INVAL)?),
                     };
                 }
+                // No options, and a protocol that only raw sockets use (`ip_cmsg_send`).
+                (libc::IPPROTO_IP, libc::IP_RETOPTS) if v4 && value.is_empty() => {}
+                (libc::IPPROTO_IP, IP_PROTOCOL) if v4 => {
+                    byte_or_default(value, 1)?.ok_or(Errno::INVAL)?;
+                }
                 // -1 stands for the socket's value.
-                (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !v4 => {
+                (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT | libc::IPV6_2292HOPLIMIT) if !v4 => {
                     cmsgs.hop_limit = byte_or_default(value, 0)?
                 }
                 // Here -1 stands for 255.

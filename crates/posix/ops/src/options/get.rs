@@ -3,8 +3,9 @@
 use super::timestamps::TimestampOptions;
 use super::values::{cc_info, congestion_name, fastopen_key_bytes, pacing_rate_value};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MAX_PACING_RATE, MINHOPCOUNT, NETNS_COOKIE,
-    RCVTIMEO_NEW, SNDBUF_GROWN_MAX, SNDTIMEO_NEW, TCP_INQ, TTL_DEFAULT, int_options, ports, tcp_info, times,
+    ADDR_PREFERENCES, BINDTOIFINDEX, BUF_LOCK, BoolOption, IP_PROTOCOL, IPV6_PATHMTU, MAX_PACING_RATE,
+    MINHOPCOUNT, NETNS_COOKIE, ORIGINAL_DST, RCVTIMEO_NEW, SNDBUF_GROWN_MAX, SNDTIMEO_NEW, TCP_INQ,
+    TTL_DEFAULT, TXREHASH, address_preferences, extension_headers, int_options, ports, tcp_info, times,
 };
 use crate::Ops;
 use crate::file::SocketRole;
@@ -70,6 +71,33 @@ impl OptionValue {
 }
 
 impl Ops {
+    /// Implements `getsockopt` with a length that is negative.
+    ///
+    /// # Errors
+    /// `EINVAL`, or that of a level that the socket does not have. The level of IPv6 compares lengths as
+    /// unsigned, so there the length is the largest.
+    pub fn getsockopt_without_length(
+        &self,
+        fd: RawFd,
+        level: c_int,
+        name: c_int,
+    ) -> Result<OptionValue, Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
+        let (family, is_udp) = (socket.family, socket.is_udp);
+        drop(state);
+        match own_level(level, is_udp) {
+            libc::IPPROTO_IPV6 if family == Family::V6 => {
+                self.getsockopt(fd, level, name, c_int::MAX as usize)
+            }
+            libc::IPPROTO_TCP if !is_udp => Err(Errno::INVAL),
+            libc::IPPROTO_UDP if is_udp => Err(Errno::INVAL),
+            libc::SOL_SOCKET | libc::IPPROTO_IP => Err(Errno::INVAL),
+            _ => Err(int_options::wrong_protocol_errno(family)),
+        }
+    }
+
     /// Implements `getsockopt` with a buffer of `space` bytes.
     ///
     /// # Errors
@@ -87,6 +115,7 @@ impl Ops {
         state.socket_state(file);
         let socket = state.files.socket(file)?;
         let (family, role, is_udp) = (socket.family, socket.role, socket.is_udp);
+        let level = own_level(level, is_udp);
         if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
             return Err(int_options::wrong_protocol_errno(family));
         }
@@ -215,6 +244,26 @@ impl Ops {
                     false => Ok(OptionValue::truncatable(name.bytes().to_vec())),
                 };
             }
+            // Linux returns the local port (`inet_num`).
+            (libc::IPPROTO_IP, IP_PROTOCOL) => {
+                drop(state);
+                OptionValue::int(self.getsockname(fd)?.port().into())
+            }
+            // Only new sockets of IPv4 have the option set (`inet_create`).
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL) if family == Family::V6 => {
+                OptionValue::int(options.ints.get("IP_MULTICAST_ALL").unwrap_or(0))
+            }
+            (libc::SOL_SOCKET, TXREHASH) if is_udp => return Err(Errno::OPNOTSUPP),
+            (libc::IPPROTO_IP, ORIGINAL_DST) if is_udp => return Err(Errno::NOPROTOOPT),
+            (libc::IPPROTO_IPV6, ORIGINAL_DST) if is_udp && family == Family::V6 => {
+                return Err(Errno::NOPROTOOPT);
+            }
+            (libc::IPPROTO_IPV6, name) if family == Family::V6 && extension_headers::is_option(name) => {
+                OptionValue::truncatable(Vec::new())
+            }
+            (libc::IPPROTO_IPV6, ADDR_PREFERENCES) if family == Family::V6 => {
+                OptionValue::int(address_preferences::reported(options.ints.get(address_preferences::NAME)))
+            }
             (libc::SOL_SOCKET, libc::SO_GET_FILTER) => return state.get_filter(file, space),
             (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue::truncatable(options.meminfo()),
             (libc::SOL_SOCKET, libc::SO_COOKIE) if space < size_of::<u64>() => return Err(Errno::INVAL),
@@ -251,6 +300,12 @@ impl Ops {
             _ => value,
         })
     }
+}
+
+/// Returns the level that a socket looks its options up on: those of UDP-Lite are UDP's
+/// (`udp_getsockopt`).
+pub(super) fn own_level(level: c_int, is_udp: bool) -> c_int {
+    if is_udp && level == libc::IPPROTO_UDPLITE { libc::IPPROTO_UDP } else { level }
 }
 
 /// Bytes of `struct ip6_mtuinfo`.

@@ -1,11 +1,13 @@
 //! `setsockopt`.
 
+use super::get::own_level;
 use super::timestamps::{OPT_ID, TimestampOptions};
 use super::values::{congestion, defer_accept, fastopen_keys, pacing_rate};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, INFINITE_TIMEOUT_S, LINGER2_DEFAULT,
-    LINGER2_MAX, MAX_PACING_RATE, MINHOPCOUNT, PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW,
-    SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState, StackOption, TCP_INQ, int, ports, reuseport,
+    ADDR_PREFERENCES, BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BUSY_POLL_BUDGET, BoolOption, FORCED_MAX,
+    INFINITE_TIMEOUT_S, LINGER2_DEFAULT, LINGER2_MAX, MAX_PACING_RATE, MINHOPCOUNT, PRIORITY_FREE_MAX,
+    RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState,
+    StackOption, TCP_INQ, TXREHASH, address_preferences, extension_headers, int, ports, reuseport, table,
     times, within,
 };
 use crate::Ops;
@@ -22,7 +24,29 @@ use ginnel::TcpOption;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
+/// Bytes of `struct in6_pktinfo`.
+const IN6_PKTINFO_BYTES: usize = 20;
+
 impl Ops {
+    /// Checks whether `setsockopt` looks at the value of an option at all.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` if the socket has no such level, or its level `IPPROTO_IP` no such option. On other
+    /// levels Linux reads the value before it looks up the option.
+    pub fn check_option(&self, fd: RawFd, level: c_int, name: c_int) -> Result<(), Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
+        let exists = match own_level(level, socket.is_udp) {
+            libc::SOL_SOCKET | SOL_GINNEL => true,
+            libc::IPPROTO_TCP => !socket.is_udp,
+            libc::IPPROTO_UDP => socket.is_udp,
+            libc::IPPROTO_IPV6 => socket.family == Family::V6,
+            level => table::find(socket.family, level, name).is_some(),
+        };
+        if exists { Ok(()) } else { Err(Errno::NOPROTOOPT) }
+    }
+
     /// Implements `setsockopt`.
     ///
     /// # Errors
@@ -32,6 +56,7 @@ impl Ops {
         let mut state = self.lock()?;
         state.notice_announced_end();
         let file = self.file_of(&mut state, fd)?;
+        let level = own_level(level, state.files.socket(file)?.is_udp);
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // The old mark applies to data that arrived before.
             state.process_events();
@@ -57,13 +82,13 @@ impl Ops {
         let (family, role, is_udp) = (socket.family, socket.role, socket.is_udp);
         let v4 = socket.child_is_v4();
         let options = &mut socket.options;
+        if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
+            return Err(Errno::NOPROTOOPT);
+        }
         let begins_hold = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
             && !options.flag(BoolOption::Cork)
             && int(value)? != 0;
         let old_initial = matches!(role, SocketRole::Listening(_)).then(|| options.initial_options(v4));
-        if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
-            return Err(Errno::NOPROTOOPT);
-        }
         let mut flag = |flag: BoolOption, option: Option<StackOption>| {
             let on = int(value)? != 0;
             options.set_flag(flag, on);
@@ -263,6 +288,26 @@ impl Ops {
                 if matches!(role, SocketRole::Stream(_)) =>
             {
                 return Err(Errno::INVAL);
+            }
+            (libc::SOL_SOCKET, BUSY_POLL_BUDGET) => {
+                // The kernel decides whether this program may have such a budget, and refuses wrong ones.
+                kernel_socket::try_option(family, level, name, value)?;
+            }
+            (libc::SOL_SOCKET, TXREHASH) if is_udp => {
+                int(value)?;
+                return Err(Errno::OPNOTSUPP);
+            }
+            (libc::IPPROTO_IPV6, name) if family == Family::V6 && extension_headers::is_option(name) => {
+                extension_headers::check(value)?;
+            }
+            (libc::IPPROTO_IPV6, ADDR_PREFERENCES) if family == Family::V6 => {
+                let preferences = address_preferences::read(int(value)?)?;
+                options.ints.set(address_preferences::NAME, preferences);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if family == Family::V6 => {
+                if value.len() < IN6_PKTINFO_BYTES {
+                    return Err(Errno::INVAL);
+                }
             }
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {
                 return self.bind_to_device(state, fd, file, name, value);

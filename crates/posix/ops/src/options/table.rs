@@ -198,6 +198,8 @@ const fn refused(level: c_int, name: c_int, linux_name: &'static str, note: &'st
 }
 
 const UNKNOWN_OPTION: Errno = Errno::NOPROTOOPT;
+const NO_EXTENSION_HEADERS: &str =
+    "empty; setting a header fails with `ENOPROTOOPT`: the stack sends no extension headers for programs";
 const FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::Int, AcceptedValues::Flag, 0);
 const IP_FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::IntOrByteOrNone, AcceptedValues::Flag, 0);
 const NO_EFFECT_ON_TCP: &str = "";
@@ -378,7 +380,7 @@ pub const OPTIONS: &[OptionRow] = &[
     dedicated(SOL, 67, "SO_SNDTIMEO_NEW"),
     dedicated(SOL, 68, "SO_DETACH_REUSEPORT_BPF"),
     ignored(SOL, 69, "SO_PREFER_BUSY_POLL", FLAG, NO_EFFECT_ON_TCP),
-    accepted(70, "SO_BUSY_POLL_BUDGET", Err(UNKNOWN_OPTION)).with_note("any value is accepted"),
+    dedicated(SOL, 70, "SO_BUSY_POLL_BUDGET"),
     dedicated_with_note(SOL, 71, "SO_NETNS_COOKIE", "of the calling thread's network namespace"),
     dedicated_with_note(SOL, 72, "SO_BUF_LOCK", "on a connection a fixed size keeps its value"),
     refused(SOL, 73, "SO_RESERVE_MEM", "the configuration reserves the stack's memory"),
@@ -450,7 +452,7 @@ pub const OPTIONS: &[OptionRow] = &[
     fixed(IP, 46, "MCAST_JOIN_SOURCE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
     fixed(IP, 47, "MCAST_LEAVE_SOURCE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
     fixed(IP, 48, "MCAST_MSFILTER", IntFormat::Ignored, Err(Errno::INVAL), Errno::INVAL),
-    refused(IP, 49, "IP_MULTICAST_ALL", "TCP has no multicast groups"),
+    number(IP, 49, "IP_MULTICAST_ALL", IntFormat::IntOrByte, AcceptedValues::Within(0, 1), 1),
     refused(IP, 50, "IP_UNICAST_IF", "the route determines the link"),
     dedicated_with_note(
         IP,
@@ -458,7 +460,7 @@ pub const OPTIONS: &[OptionRow] = &[
         "IP_LOCAL_PORT_RANGE",
         "`tcp.local_port_first` … and `network.udp_port_first` … of the configuration stand for the sysctl",
     ),
-    fixed(IP, 52, "IP_PROTOCOL", IntFormat::Ignored, Ok(0), UNKNOWN_OPTION),
+    dedicated(IP, 52, "IP_PROTOCOL"),
     refused(IP, 64, "IPT_SO_SET_REPLACE", "the stack has no netfilter"),
     refused(IP, 65, "IPT_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),
     refused(IP, 66, "IPT_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
@@ -524,16 +526,15 @@ pub const OPTIONS: &[OptionRow] = &[
     fixed(V6, 47, "MCAST_LEAVE_SOURCE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
     refused(V6, 48, "MCAST_MSFILTER", "TCP has no multicast groups"),
     ignored(V6, 49, "IPV6_RECVPKTINFO", FLAG, NO_EFFECT_ON_TCP),
-    fixed(V6, 50, "IPV6_PKTINFO", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL)
-        .with_note("cannot be set"),
+    dedicated_with_note(V6, 50, "IPV6_PKTINFO", "stored without effect: the route determines the link"),
     ignored(V6, 51, "IPV6_RECVHOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
     ignored(V6, 53, "IPV6_RECVHOPOPTS", FLAG, NO_EFFECT_ON_TCP),
-    refused(V6, 54, "IPV6_HOPOPTS", "the stack sends no extension headers for programs"),
-    refused(V6, 55, "IPV6_RTHDRDSTOPTS", "the stack sends no extension headers for programs"),
+    dedicated_with_note(V6, 54, "IPV6_HOPOPTS", NO_EXTENSION_HEADERS),
+    dedicated_with_note(V6, 55, "IPV6_RTHDRDSTOPTS", NO_EXTENSION_HEADERS),
     ignored(V6, 56, "IPV6_RECVRTHDR", FLAG, NO_EFFECT_ON_TCP),
-    refused(V6, 57, "IPV6_RTHDR", "the stack sends no extension headers for programs"),
+    dedicated_with_note(V6, 57, "IPV6_RTHDR", NO_EXTENSION_HEADERS),
     ignored(V6, 58, "IPV6_RECVDSTOPTS", FLAG, NO_EFFECT_ON_TCP),
-    refused(V6, 59, "IPV6_DSTOPTS", "the stack sends no extension headers for programs"),
+    dedicated_with_note(V6, 59, "IPV6_DSTOPTS", NO_EXTENSION_HEADERS),
     ignored(V6, 60, "IPV6_RECVPATHMTU", FLAG, NO_EFFECT_ON_TCP),
     dedicated(V6, 61, "IPV6_PATHMTU"),
     ignored(V6, 62, "IPV6_DONTFRAG", (IntFormat::IntOrZero, AcceptedValues::Flag, 0), NO_EFFECT_ON_TCP),
@@ -550,7 +551,12 @@ pub const OPTIONS: &[OptionRow] = &[
         (IntFormat::IntOrZero, AcceptedValues::Flag, 1),
         "stored without effect: the stack chooses flow labels",
     ),
-    refused(V6, 72, "IPV6_ADDR_PREFERENCES", NOT_YET),
+    dedicated_with_note(
+        V6,
+        72,
+        "IPV6_ADDR_PREFERENCES",
+        "stored without effect: the stack has no temporary, care-of or generated addresses to choose from",
+    ),
     dedicated(V6, 73, "IPV6_MINHOPCOUNT"),
     ignored(V6, 74, "IPV6_ORIGDSTADDR", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 75, "IPV6_TRANSPARENT", "only addresses of the stack can be bound"),

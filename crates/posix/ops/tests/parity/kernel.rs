@@ -73,7 +73,11 @@ pub fn written_filter(
     let mut code = vec![0; 8 * space];
     let mut len = space as u32;
     // SAFETY: the buffer has room for as many instructions as the length says.
-    unsafe { ginnel_posix_ops::ffi::write_option(code.as_mut_ptr().cast(), &raw mut len, ask) }?;
+    unsafe {
+        ginnel_posix_ops::ffi::write_option(code.as_mut_ptr().cast(), &raw mut len, |space| {
+            ask(space.unwrap_or_default())
+        })
+    }?;
     code.truncate(8 * len as usize);
     Ok((len as usize, code))
 }

@@ -77,7 +77,12 @@ hook! {
         // Allocates the value, so signals are deferred.
         *SignalDeferred::new(|| {
             // SAFETY: the program's buffer and its length.
-            unsafe { ffi::write_option(value, len, |space| ops.getsockopt(fd, level, name, space)) }
+            unsafe {
+                ffi::write_option(value, len, |space| match space {
+                    Some(space) => ops.getsockopt(fd, level, name, space),
+                    None => ops.getsockopt_without_length(fd, level, name),
+                })
+            }
         })
     };
     fn setsockopt(
@@ -95,7 +100,14 @@ hook! {
             }),
             Ok(len) => {
                 let copy = &mut copy[..len.min(OPTION_BYTES_MAX)];
-                user_memory::read_bytes(value.cast(), copy).and_then(|()| ops.setsockopt(fd, level, name, copy))
+                match user_memory::read_bytes(value.cast(), copy) {
+                    // A null pointer is the number 0 (`do_ipv6_setsockopt`).
+                    Err(_) if value.is_null() && level == libc::IPPROTO_IPV6 => {
+                        ops.setsockopt(fd, level, name, &copy[..copy.len().min(size_of::<c_int>())])
+                    }
+                    Err(error) => Err(ops.check_option(fd, level, name).err().unwrap_or(error)),
+                    Ok(()) => ops.setsockopt(fd, level, name, copy),
+                }
             }
         }
     };
