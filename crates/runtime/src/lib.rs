@@ -79,6 +79,7 @@ pub use ginnel_stack::error::{
 };
 pub use ginnel_stack::events::CloseReason;
 pub use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
+pub use ginnel_stack::ip::FlowLabel;
 pub use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 pub use ginnel_stack::options::{
     BbrInfo, CaState, ConnectOptions, FastOpenFailure, FastOpenKeys, ListenOptions, PortSharing, SaveSyn,

@@ -1,6 +1,7 @@
 //! Per-socket options, and information about connections.
 
 use crate::device::Label;
+use crate::ip::FlowLabel;
 use crate::tcp::config::CongestionControl;
 pub use crate::tcp::fastopen::FastOpenKeys;
 pub use crate::tcp::port_use::PortSharing;
@@ -127,6 +128,8 @@ pub struct SocketOptions {
     pub fastopen_keys: FastOpenKeys,
     /// Data of SYNs are accepted, by a listener, or sent without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
     pub fastopen_no_cookie: bool,
+    /// Flow label of packets over IPv6 (`IPV6_FLOWLABEL_MGR`, `IPV6_AUTOFLOWLABEL`).
+    pub flow_label: FlowLabel,
     /// For a connection: it is opened fast (`TCP_FASTOPEN_CONNECT`, RFC 7413), if the configuration allows
     /// clients to do so. Without a cookie of the peer, the SYN requests one. With a cookie, the SYN is
     /// deferred until data are queued, and carries as many as fit.
@@ -239,6 +242,8 @@ pub enum TcpOption {
     /// Sends packets over IPv4 without DF, except SYN+ACKs, so that routers may fragment them
     /// (`IP_MTU_DISCOVER` other than `IP_PMTUDISC_WANT` and `IP_PMTUDISC_DO`). Off by default.
     MayFragment(bool),
+    /// Flow label of packets over IPv6 (`IPV6_FLOWLABEL_MGR`, `IPV6_AUTOFLOWLABEL`).
+    FlowLabel(FlowLabel),
     /// Records when data arrive (`SO_TIMESTAMP`). Implemented by channels; without effect on the engine.
     ArrivalTimes(bool),
 }
@@ -259,6 +264,7 @@ impl TcpOption {
             Self::RtoMin(time) | Self::DelayedAckMax(time) => RTO_MIN_RANGE.contains(&time),
             Self::RtoMax(time) => RTO_MAX_RANGE.contains(&time),
             Self::Priority(priority) => priority <= Label::PRIORITY_MAX,
+            Self::FlowLabel(choice) => choice.is_valid(),
             _ => true,
         }
     }

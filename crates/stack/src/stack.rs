@@ -117,7 +117,7 @@ fn segment_of<'b>(
     index: usize,
     frame: &RxFrame<'b>,
 ) -> Segment<'b> {
-    let FastPathSegment { key, ecn, hop_limit, header, options, payload, payload_at } = parsed;
+    let FastPathSegment { key, ecn, hop_limit, flow_label, header, options, payload, payload_at } = parsed;
     Segment {
         key,
         hash,
@@ -129,6 +129,7 @@ fn segment_of<'b>(
         ce: ecn == CONGESTION_EXPERIENCED,
         segments: wire_segments(frame.gso, payload),
         hop_limit,
+        flow_label,
     }
 }
 
@@ -334,6 +335,7 @@ impl Stack {
             ce: l4.ecn == CONGESTION_EXPERIENCED,
             segments: wire_segments(l4.gso, segment.payload),
             hop_limit: l4.hop_limit,
+            flow_label: l4.flow_label(),
         })
     }
 

@@ -4,6 +4,7 @@ use super::build;
 use super::word::{Op, Word, syn_options};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ginnel_stack::handle::{LinkId, UdpHandle};
+use ginnel_stack::ip::FlowLabel;
 use ginnel_stack::ip::NetworkConfig;
 use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 use ginnel_stack::stack::Stack;
@@ -161,6 +162,7 @@ impl UdpSockets {
             rcvbuf: (word.x != 0).then_some(word.x % 100_000),
             hop_limit: (word.c & 8 != 0).then_some(word.c),
             tos: word.z as u8,
+            flow_label: FlowLabel::from_bits(word.z & 0xf_ffff),
             priority: (word.z >> 16) as u8,
             gro: word.c & 16 != 0,
             recverr_v4: word.c & 32 != 0,

@@ -199,6 +199,7 @@ impl Ops {
         let first = match socket.role {
             SocketRole::Unconnected { bound } => {
                 let to = sockaddr::decode(address, family)?;
+                state.take_peer_flow_info(file, address)?;
                 match self.begin_connect(&mut state, (fd, file), bound, to, false)? {
                     ConnectBegun::Sent => true,
                     ConnectBegun::Deferred => return Ok(()),

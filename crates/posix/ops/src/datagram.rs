@@ -113,11 +113,23 @@ impl Ops {
             return self.append(state, file, buffers, corking, timeout);
         }
         let v4 = to.or(socket.connected_peer()).map_or(family == Family::V4, |to| to.is_ipv4());
+        let flow_info = match (v4, to) {
+            (true, _) => 0,
+            (false, Some(_)) => socket.named_flow_info(args.to.unwrap_or_default()),
+            (false, None) => socket.peer_flow_info(),
+        };
         let has_ids = || socket.options.timestamps().has(OPT_ID);
         let cmsgs = match args.control {
             [] => SendCmsgs::default(),
-            control => SendCmsgs::read(control, v4, (family, has_ids()))?,
+            control => SendCmsgs::read(control, v4, (family, has_ids()), flow_info)?,
         };
+        let flow_info = cmsgs.flow_info.unwrap_or(flow_info);
+        // Of the connected peer, it was checked when the socket was connected.
+        if flow_info != 0 && (to.is_some() || !args.control.is_empty()) {
+            socket.check_flow_label(flow_info)?;
+        }
+        let is_named = to.is_some() || cmsgs.flow_info.is_some();
+        let flow_label = if v4 { None } else { socket.datagram_flow_label(flow_info, is_named) };
         let udp = match self.choose_path(state, fd, file, to)? {
             UdpPath::Kernel(kernel_fd) => {
                 // `choose_path` has released the lock. The kernel copies, too, so that calls to it and to the
@@ -138,7 +150,8 @@ impl Ops {
         }
         let remote = to.or(udp.peer).ok_or(Errno::DESTADDRREQ)?;
         let SendCmsgs { source, hop_limit, tos, .. } = cmsgs;
-        let args = UdpSendParams { to, source, gso_size: cmsgs.gso_size.unwrap_or(gso_size), hop_limit, tos };
+        let gso_size = cmsgs.gso_size.unwrap_or(gso_size);
+        let args = UdpSendParams { to, source, gso_size, hop_limit, tos, flow_label };
         let message = UdpMessage { remote, args };
         if cmsgs.socket.has_tx() {
             state.set_datagram_cmsgs(file, cmsgs.socket);
@@ -392,6 +405,11 @@ impl Ops {
         }
         let may_become_kernels =
             matches!(socket.role, SocketRole::Unconnected { .. }) && !socket.has_bound_address();
+        let flow_info = socket.options.stored_flow_info();
+        if to.is_ipv6() {
+            state.take_peer_flow_info(file, bytes)?;
+        }
+        let socket = state.files.socket(file)?;
         let by_option = socket.options.multicast.leaves_by_stack(to.ip());
         let connected = match by_option.unwrap_or_else(|| (self.config.is_stack_address)(to.ip())) {
             true => state.connect_udp(file, to),
@@ -412,6 +430,9 @@ impl Ops {
             }
             (connected, _) => {
                 state.report_fd(fd, file);
+                if connected.is_err() {
+                    state.restore_flow_info(file, flow_info);
+                }
                 connected
             }
         }

@@ -604,6 +604,7 @@ impl ProcessState {
             family,
             is_udp,
             udp_send,
+            flow_labels: None,
             nonblocking,
             options,
             shutdown,

@@ -50,6 +50,7 @@ impl Ops {
         let pending = match role {
             SocketRole::Unconnected { bound } => {
                 let to = sockaddr::decode(args.to.ok_or(Errno::INVAL)?, socket_family)?;
+                state.take_peer_flow_info(file, args.to.unwrap_or_default())?;
                 match self.begin_connect(&mut state, (fd, file), bound, to, true)? {
                     ConnectBegun::Sent | ConnectBegun::Deferred => Errno::INPROGRESS,
                     ConnectBegun::Kernel => {

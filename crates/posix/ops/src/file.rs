@@ -3,6 +3,7 @@
 use crate::datagram::CorkedDatagram;
 use crate::epoll::EpollSet;
 use crate::fd_table::FileId;
+use crate::flow_labels::FlowLabels;
 use crate::options::SocketOptionState;
 use crate::sockaddr::Family;
 use crate::tx_stamps::TxStamps;
@@ -45,6 +46,8 @@ pub(crate) struct Socket {
     /// State that few sockets need: for sending datagrams, for `SIOCGSTAMP`, for `SO_PEEK_OFF` and for
     /// transmit timestamps. `None` for sockets that have not needed it yet.
     pub udp_send: Option<Box<UdpSendState>>,
+    /// The flow labels that the socket has reserved, or asked about.
+    pub flow_labels: Option<Box<FlowLabels>>,
     pub nonblocking: bool,
     pub options: SocketOptionState,
     pub shutdown: ShutdownState,

@@ -36,6 +36,7 @@ mod fd_passing;
 mod fd_table;
 pub mod ffi;
 mod file;
+pub mod flow_labels;
 mod fork;
 pub mod interfaces;
 mod ioctl;

@@ -44,6 +44,7 @@ impl Ops {
             family,
             is_udp,
             udp_send: None,
+            flow_labels: None,
             nonblocking: kind & libc::SOCK_NONBLOCK != 0,
             options,
             shutdown: ShutdownState::default(),

@@ -269,6 +269,7 @@ impl ProcessState {
             family: listener.family,
             is_udp: false,
             udp_send: None,
+            flow_labels: None,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
             options: listener.options.for_accepted_socket(),
             shutdown: ShutdownState::default(),

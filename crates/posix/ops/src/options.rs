@@ -82,6 +82,7 @@ enum StackOption {
     MayFragment,
     ArrivalTimes,
     MaxPacingRate,
+    FlowLabel,
 }
 
 /// Options that new connections have from the start.
@@ -96,7 +97,8 @@ const INITIAL_OPTIONS: u32 = bit(StackOption::NoDelay)
     | bit(StackOption::DelayedAckMax)
     | bit(StackOption::Priority)
     | bit(StackOption::Unordered)
-    | bit(StackOption::MayFragment);
+    | bit(StackOption::MayFragment)
+    | bit(StackOption::FlowLabel);
 
 const fn bit(option: StackOption) -> u32 {
     1 << option as u32
@@ -461,6 +463,7 @@ impl SocketOptionState {
             },
             defer_accept: defer_accept_timeouts(self.defer_accept_s),
             may_fragment: self.may_fragment(),
+            flow_label: self.flow_label(),
             fastopen_queue: self.fastopen_queue(),
             fastopen_keys: self.fastopen_keys,
             fastopen_no_cookie: self.is_on("TCP_FASTOPEN_NO_COOKIE"),
@@ -576,6 +579,7 @@ impl SocketOptionState {
             (StackOption::MayFragment, TcpOption::MayFragment(self.may_fragment())),
             (StackOption::ArrivalTimes, TcpOption::ArrivalTimes(self.timestamps.are_on())),
             (StackOption::MaxPacingRate, TcpOption::MaxPacingRate(self.max_pacing_rate)),
+            (StackOption::FlowLabel, TcpOption::FlowLabel(self.flow_label())),
         ];
         all.into_iter().filter(move |(option, _)| unapplied & bit(*option) != 0).map(|(_, option)| option)
     }
@@ -736,6 +740,15 @@ impl ProcessState {
         if any {
             self.client.flush();
         }
+        Ok(())
+    }
+
+    /// Passes the options for new connections of a listener on to the stack.
+    pub(crate) fn renew_listener_options(&mut self, file: FileId, number: u32) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        let now = socket.options.initial_options(socket.child_is_v4());
+        // A listener that is gone has no new connections.
+        let _ = self.client.set_listener_options(number, now);
         Ok(())
     }
 

@@ -439,6 +439,7 @@ impl ProcessState {
                 self.close_socket(&mut socket);
                 // The heap memory of the socket is released; its box is recycled.
                 socket.udp_send = None;
+                socket.flow_labels = None;
                 socket.options.release_memory();
                 self.files.recycle(socket);
             }

@@ -64,10 +64,16 @@ impl ProcessState {
             }
         }
         for id in self.files.ids() {
-            if let FileKind::Epoll(set) = &self.files.get(id).kind
-                && let Some(other) = set.relocate(number)?
-            {
-                return Ok(Some(other));
+            let other = match &self.files.get(id).kind {
+                FileKind::Epoll(set) => set.relocate(number)?,
+                FileKind::Socket(socket) => match &socket.flow_labels {
+                    Some(labels) => labels.kernel().relocate(number)?,
+                    None => None,
+                },
+                FileKind::Free => None,
+            };
+            if other.is_some() {
+                return Ok(other);
             }
         }
         Ok(None)

@@ -95,6 +95,14 @@ impl SockaddrBytes {
     pub fn port(&self) -> u16 {
         u16::from_be_bytes([self.bytes[2], self.bytes[3]])
     }
+
+    /// Returns the address with `sin6_flowinfo`, if it is a `struct sockaddr_in6`.
+    pub(crate) fn with_flow_info(mut self, flow_info: u32) -> Self {
+        if self.len == IN6_BYTES {
+            self.bytes[4..8].copy_from_slice(&flow_info.to_be_bytes());
+        }
+        self
+    }
 }
 
 /// Returns whether an address needs an interface to be unique: one of a link (`ipv6_iface_scope_id`).

@@ -46,12 +46,12 @@ impl Ops {
     pub fn getpeername(&self, fd: RawFd) -> Result<SockaddrBytes, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
-        let family = state.files.socket(file)?.family;
         if let SocketRole::Udp(udp) = state.files.socket(file)?.role {
             return udp
                 .peer
                 .filter(|peer| peer.port() != 0)
-                .map(|peer| sockaddr::encode(peer, family))
+                .map(|peer| state.files.socket(file).map(|socket| socket.peer_name(peer)))
+                .transpose()?
                 .ok_or(Errno::NOTCONN);
         }
         let (conn, conn_state) = state.socket_state(file).ok_or(Errno::NOTCONN)?;
@@ -60,6 +60,6 @@ impl Ops {
             return Err(Errno::NOTCONN);
         }
         let [_, peer] = state.client.endpoints(conn).map_err(|_| Errno::NOTCONN)?;
-        Ok(sockaddr::encode(peer, family))
+        Ok(state.files.socket(file)?.peer_name(peer))
     }
 }

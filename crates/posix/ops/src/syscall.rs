@@ -80,6 +80,19 @@ pub(crate) fn setsockopt(socket: RawFd, level: c_int, name: c_int, value: &[u8])
     unsafe { syscall(libc::SYS_setsockopt, arguments) }.map(|_| ())
 }
 
+/// Sets an option whose value the kernel also changes.
+pub(crate) fn setsockopt_mut(
+    socket: RawFd,
+    level: c_int,
+    name: c_int,
+    value: &mut [u8],
+) -> Result<(), Errno> {
+    let arguments =
+        [fd(socket), level as usize, name as usize, value.as_mut_ptr().expose_provenance(), value.len()];
+    // SAFETY: pointer and length are those of a slice that may be written to.
+    unsafe { syscall(libc::SYS_setsockopt, arguments) }.map(|_| ())
+}
+
 /// Fills `value`, which has the length of the option's value.
 pub(crate) fn getsockopt(socket: RawFd, level: c_int, name: c_int, value: &mut [u8]) -> Result<(), Errno> {
     let mut len = value.len() as libc::socklen_t;

@@ -12,6 +12,7 @@ use core::net::IpAddr;
 use ginnel_stack::error::{ConnectError, GroupError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::icmp::extensions::IcmpExtensions;
+use ginnel_stack::ip::FlowLabel;
 use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 use ginnel_stack::options::{
     BbrInfo, CaState, ConnectOptions, FastOpenFailure, ListenOptions, PortSharing, SaveSyn, SocketOptions,
@@ -68,8 +69,18 @@ codec_struct!(SocketOptions {
     fastopen_queue,
     fastopen_keys,
     fastopen_no_cookie,
+    flow_label,
     fastopen_connect,
 });
+impl Codec for FlowLabel {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.bits().encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Some(Self::from_bits(Codec::decode(from)?)).filter(|choice| choice.is_valid())
+    }
+}
 codec_struct!(PortSharing { reuse_address, reuse_port });
 codec_enum!(FastOpenFailure { 0 => None, 1 => CookieUnavailable, 2 => DataNotAcked, 3 => SynRetransmitted });
 codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
@@ -85,6 +96,7 @@ codec_struct!(UdpOptions {
     rcvbuf,
     hop_limit,
     tos,
+    flow_label,
     priority,
     recverr_v4,
     recverr_v6,
@@ -108,8 +120,8 @@ codec_struct!(UdpExtendedError {
     has_more
 });
 codec_struct!(IcmpExtensions { offset, is_invalid });
-codec_struct!(Datagram { len, from, to, tos, hop_limit, gso_size });
-codec_struct!(UdpSendParams { to, source, gso_size, hop_limit, tos });
+codec_struct!(Datagram { len, from, to, tos, hop_limit, flow_label, gso_size });
+codec_struct!(UdpSendParams { to, source, gso_size, hop_limit, tos, flow_label });
 codec_struct!(TcpInfo {
     state,
     local,

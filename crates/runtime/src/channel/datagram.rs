@@ -17,6 +17,8 @@ const COST_BYTES_MIN: usize = 1024;
 /// Bits of [`DatagramHeader::present`].
 pub(super) const HAS_TOS: u8 = 1;
 pub(super) const HAS_HOP_LIMIT: u8 = 2;
+pub(super) const HAS_FLOW_LABEL: u8 = 4;
+pub(super) const HAS_AUTO_FLOW_LABEL: u8 = 8;
 
 /// The header in front of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +37,10 @@ pub(super) struct DatagramHeader {
     pub tos: u8,
     /// Time to live, or hop limit; valid for an outgoing datagram if [`HAS_HOP_LIMIT`] is set in `present`.
     pub hop_limit: u8,
+    /// Flow label; valid for an outgoing datagram if [`HAS_FLOW_LABEL`] is set in `present`. At most 20 bits.
+    pub flow_label: u32,
     /// Flags of the fields that override the socket's options for an outgoing datagram: [`HAS_TOS`],
-    /// [`HAS_HOP_LIMIT`].
+    /// [`HAS_HOP_LIMIT`], [`HAS_FLOW_LABEL`]; [`HAS_AUTO_FLOW_LABEL`] asks for a label of the stack's.
     pub present: u8,
     /// The bytes are several datagrams of this size, of which the last may be shorter; 0 for a single
     /// datagram.
@@ -68,8 +72,11 @@ impl DatagramHeader {
     /// Encodes the header in the byte order of the machine.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
-        out[..4].copy_from_slice(&self.len.to_ne_bytes());
-        (out[4], out[5], out[6]) = (self.is_oversize.into(), self.tos, self.hop_limit);
+        // Cannot truncate: no datagram is longer than `DATAGRAM_BYTES_MAX`.
+        out[..2].copy_from_slice(&(self.len as u16).to_ne_bytes());
+        out[2..4].copy_from_slice(&(self.flow_label as u16).to_ne_bytes());
+        out[4] = (self.flow_label >> 16 << 4) as u8 | u8::from(self.is_oversize);
+        (out[5], out[6]) = (self.tos, self.hop_limit);
         out[7] = self.present;
         out[8..10].copy_from_slice(&self.peer.port().to_ne_bytes());
         out[10..12].copy_from_slice(&self.gso_size.to_ne_bytes());
@@ -79,16 +86,17 @@ impl DatagramHeader {
         out
     }
 
-    /// Decodes a header; `None` if its length exceeds that of a datagram.
+    /// Decodes a header; `None` if it is malformed.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let short = |at: usize| u32::from(u16::from_ne_bytes([bytes[at], bytes[at + 1]]));
         let address = |from: usize| {
             let octets: [u8; 16] = bytes[from..from + 16].try_into().expect("the range has sixteen bytes");
             Ipv6Addr::from(octets).to_canonical()
         };
-        (len as usize <= DATAGRAM_BYTES_MAX).then(|| Self {
-            len,
-            is_oversize: bytes[4] != 0,
+        (bytes[4] & 0xe == 0).then(|| Self {
+            len: short(0),
+            flow_label: u32::from(bytes[4] >> 4) << 16 | short(2),
+            is_oversize: bytes[4] & 1 != 0,
             peer: SocketAddr::new(address(16), u16::from_ne_bytes([bytes[8], bytes[9]])),
             local: address(32),
             tos: bytes[5],
@@ -157,15 +165,16 @@ mod tests {
                 local,
                 tos: 3,
                 hop_limit: 64,
+                flow_label: 0xa_bcde,
                 present: HAS_TOS,
                 gso_size: 1400,
                 received_us: NonZeroU32::new(77),
             };
             assert_eq!(DatagramHeader::decode(&header.encode()), Some(header));
         }
-        let mut long = [0; HEADER_BYTES];
-        long[2] = 1;
-        assert_eq!(DatagramHeader::decode(&long), None);
+        let mut unknown = [0; HEADER_BYTES];
+        unknown[4] = 2;
+        assert_eq!(DatagramHeader::decode(&unknown), None);
         for error in PENDING_ERRORS {
             assert_eq!(error_from_word(error_to_word(error)), Some(error));
         }

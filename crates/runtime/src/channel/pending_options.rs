@@ -8,11 +8,12 @@
 use super::region::SocketArea;
 use super::sync::Ordering;
 use core::time::Duration;
+use ginnel_stack::ip::FlowLabel;
 use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Number of option kinds, each of which has a bit.
-pub(super) const OPTION_KINDS: usize = 30;
+pub(super) const OPTION_KINDS: usize = 31;
 /// The kind of [`TcpOption::NotSentLowat`], whose value clients read, too.
 pub(super) const NOTSENT_LOWAT: usize = 25;
 
@@ -78,6 +79,7 @@ fn to_word(option: TcpOption) -> (usize, u32) {
         TcpOption::MayFragment(on) => (27, on.into()),
         TcpOption::ArrivalTimes(on) => (28, on.into()),
         TcpOption::MaxPacingRate(rate) => (29, rate_to_word(rate)),
+        TcpOption::FlowLabel(choice) => (30, choice.bits()),
         TcpOption::HopLimit(hops) => (17, hops.map_or(DEFAULT_HOP_LIMIT, u32::from)),
     }
 }
@@ -121,6 +123,7 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
         27 => TcpOption::MayFragment(on),
         28 => TcpOption::ArrivalTimes(on),
         29 => TcpOption::MaxPacingRate(rate_from_word(word)),
+        30 => TcpOption::FlowLabel(FlowLabel::from_bits(word)),
         _ => return None,
     })
 }
@@ -206,6 +209,7 @@ mod tests {
         TcpOption::MayFragment(true),
         TcpOption::ArrivalTimes(true),
         TcpOption::MaxPacingRate(1_250_000),
+        TcpOption::FlowLabel(FlowLabel::Fixed(0xf_ffff)),
     ];
 
     #[test]

@@ -158,6 +158,7 @@ impl Network {
             tos: request.tos,
             hop_limit: link.hop_limit,
             dont_fragment: false,
+            flow_label: 0,
             label: Label::NONE,
         };
         let len = icmpv4::HEADER_LEN + request.echo.data.len();

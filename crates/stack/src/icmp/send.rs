@@ -169,6 +169,7 @@ impl Network {
             tos,
             hop_limit,
             dont_fragment: false,
+            flow_label: 0,
             label: Label::NONE,
         };
         match self.send_datagram(now, &route, &header, len, None, |out| write(route.src, out)) {

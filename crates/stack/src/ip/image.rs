@@ -70,6 +70,7 @@ impl Network {
             drops,
             entropy: _,
             hash: _,
+            flow_label_hash: _,
             ports: _,
             refuses_by_class: _,
             links,

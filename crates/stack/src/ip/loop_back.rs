@@ -110,7 +110,7 @@ impl Network {
                 let header = ipv6::Header {
                     dscp,
                     ecn,
-                    flow_label: 0,
+                    flow_label: header.flow_label,
                     payload_len: len,
                     next_header: protocol::UDP,
                     hop_limit: ttl,

@@ -11,6 +11,7 @@ pub mod config;
 mod datagram;
 mod destination_cache;
 pub(crate) mod entropy;
+mod flow_label;
 mod fragment_store;
 pub(crate) mod image;
 mod input;
@@ -32,6 +33,7 @@ pub(crate) mod timers;
 mod tx_fast_path;
 
 pub use config::NetworkConfig;
+pub use flow_label::{FLOW_LABEL_MAX, FlowLabel};
 pub use input::{InputResult, Reassembled};
 pub use links::LinkView;
 pub use output::{IpHeader, PayloadSum, SealedPacket, TxChecksum, TxError, TxPacket};
@@ -50,6 +52,7 @@ use crate::icmp::error::TransportError;
 use crate::icmp::rate_limit::IcmpRateLimiter;
 use crate::ip::destination_cache::DestinationCache;
 use crate::ip::entropy::{Entropy, KeyedHash};
+use crate::ip::flow_label::FlowLabelHash;
 use crate::ip::local::LocalAddresses;
 use crate::ip::loop_back::LoopedBack;
 use crate::ip::path_mtu::PathMtuCache;
@@ -72,6 +75,7 @@ pub struct Network {
     drops: DropStats,
     pub(crate) entropy: Entropy,
     pub(crate) hash: KeyedHash,
+    flow_label_hash: FlowLabelHash,
     pub(crate) ports: Vec<TxPort>,
     /// True if devices refuse frames by their class.
     pub(crate) refuses_by_class: bool,
@@ -145,6 +149,7 @@ impl Network {
             drops: DropStats::default(),
             entropy,
             hash,
+            flow_label_hash: FlowLabelHash::new(hash),
             ports: Vec::new(),
             refuses_by_class: false,
             links: Vec::new(),

@@ -32,6 +32,8 @@ pub struct IpHeader {
     pub hop_limit: u8,
     /// True if routers must not fragment the packet (IPv4; in IPv6 they never do).
     pub dont_fragment: bool,
+    /// Flow label of a packet over IPv6: 20 bits; 0 stands for none.
+    pub flow_label: u32,
     /// The label of its flow, for a device that carries labels.
     pub label: Label,
 }
@@ -268,7 +270,7 @@ fn write_ip_header(plan: &TxPlan, ip_len: usize, l4_len: usize, out: &mut [u8]) 
             let header = ipv6::Header {
                 dscp: header.tos >> 2,
                 ecn: header.tos & 3,
-                flow_label: 0,
+                flow_label: header.flow_label,
                 payload_len: l4_len as u16,
                 next_header: header.protocol,
                 hop_limit: header.hop_limit,

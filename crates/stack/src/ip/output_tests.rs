@@ -18,6 +18,7 @@ fn tcp(src: IpAddr, dst: IpAddr) -> IpHeader {
         tos: 0xba,
         hop_limit: 61,
         dont_fragment: true,
+        flow_label: 0,
         label: Label::NONE,
     }
 }
@@ -209,6 +210,7 @@ fn datagram_arrives(
         tos: 0,
         hop_limit: 64,
         dont_fragment: true,
+        flow_label: 0,
         label: Label::NONE,
     };
     let udp =

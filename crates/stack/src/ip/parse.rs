@@ -58,6 +58,14 @@ impl L4<'_> {
             IpAddr::V6(_) => word(0) << 4 | word(1) >> 4,
         }
     }
+
+    /// Returns the flow label of a packet over IPv6, and 0 for IPv4.
+    pub fn flow_label(&self) -> u32 {
+        match (self.src, self.ip_packet.first_chunk()) {
+            (IpAddr::V6(_), Some(word)) => u32::from_be_bytes(*word) & super::FLOW_LABEL_MAX,
+            _ => 0,
+        }
+    }
 }
 
 /// A frame that carries neither a complete TCP segment nor a complete UDP datagram.

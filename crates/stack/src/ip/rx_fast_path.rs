@@ -28,6 +28,8 @@ pub(crate) struct FastPathSegment<'b> {
     pub ecn: u8,
     /// Hop limit, or time to live, with which the packet arrived.
     pub hop_limit: u8,
+    /// Flow label of a packet over IPv6, otherwise 0.
+    pub flow_label: u32,
     /// The fixed part of the TCP header, unparsed.
     pub header: &'b [u8; TcpHeader::LEN],
     pub options: &'b [u8],
@@ -51,12 +53,19 @@ pub(crate) struct FastPathFilter {
 impl<'b> FastPathSegment<'b> {
     /// Returns the segment that begins at offset `l4` of a packet; `None` if its header is incomplete.
     #[inline(always)]
-    fn new(packet: &'b [u8], l4: usize, key: FlowKey, ecn: u8, hop_limit: u8) -> Option<Self> {
+    fn new(
+        packet: &'b [u8],
+        l4: usize,
+        key: FlowKey,
+        [ecn, hop_limit]: [u8; 2],
+        flow_label: u32,
+    ) -> Option<Self> {
         let header = packet.get(l4..)?.first_chunk()?;
         let payload_at = l4 + TcpHeader::data_offset_bytes(header);
         let (headers, payload) = packet.split_at_checked(payload_at)?;
         let options = headers.get(l4 + TcpHeader::LEN..)?;
-        Some(Self { key, ecn, hop_limit, header, options, payload, payload_at: payload_at as u32 })
+        let payload_at = payload_at as u32;
+        Some(Self { key, ecn, hop_limit, flow_label, header, options, payload, payload_at })
     }
 }
 
@@ -173,7 +182,7 @@ impl Network {
             remote_port: be16(head, L4_V4),
             local_port: be16(head, L4_V4 + 2),
         };
-        FastPathSegment::new(packet, L4_V4, key, head[15] & 3, head[22])
+        FastPathSegment::new(packet, L4_V4, key, [head[15] & 3, head[22]], 0)
     }
 
     /// Returns whether the fast path accepts a packet with these addresses on a link.
@@ -226,7 +235,8 @@ impl Network {
             remote_port: be16(head, L4_V6),
             local_port: be16(head, L4_V6 + 2),
         };
-        FastPathSegment::new(packet, L4_V6, key, head[15] >> 4 & 3, head[21])
+        let flow_label = be32(head, ETHERNET) & super::FLOW_LABEL_MAX;
+        FastPathSegment::new(packet, L4_V6, key, [head[15] >> 4 & 3, head[21]], flow_label)
     }
 }
 

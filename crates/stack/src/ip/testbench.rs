@@ -197,6 +197,7 @@ impl NetworkFixture {
             tos: 0,
             hop_limit: 64,
             dont_fragment: true,
+            flow_label: 0,
             label: Label::NONE,
         };
         let mut packet = self.network.begin(self.now, &route.hop, &header, segment.len())?;

@@ -59,6 +59,7 @@ fn send_slow(
         tos: headers.tos,
         hop_limit: headers.ttl,
         dont_fragment: true,
+        flow_label: 0,
         label: Label::NONE,
     };
     let header = TcpHeader {

@@ -3,7 +3,7 @@
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
 use crate::device::Label;
-use crate::ip::{IpHeader, Network, PayloadSum, SealedTcpV4, TcpV4Headers, TcpV4Lengths, TxError};
+use crate::ip::{FlowLabel, IpHeader, Network, PayloadSum, SealedTcpV4, TcpV4Headers, TcpV4Lengths, TxError};
 use crate::priority;
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
@@ -281,6 +281,12 @@ impl Tcp {
         (profile.tos, profile.hop_limit)
     }
 
+    /// Returns how packets of a connection over IPv6 get their flow label.
+    #[inline]
+    pub(super) fn flow_label(&self, c: &Tcb) -> FlowLabel {
+        if c.profile.is_usual() { FlowLabel::Auto } else { self.profiles.get(c.profile).flow_label }
+    }
+
     /// Returns the priority of a connection.
     #[inline(always)]
     pub(super) fn priority(&self, c: &Tcb) -> u8 {
@@ -384,8 +390,10 @@ impl Tcp {
             hop_limit,
             // A SYN+ACK is too short to be fragmented (`ip_build_and_send_pkt`).
             dont_fragment: !c.has(Flags::MTU_LOCKED) || segment.flags.contains(TcpFlags::SYN | TcpFlags::ACK),
+            flow_label: 0,
             label,
         };
+        let header = net.with_flow_label(header, self.flow_label(c), (c.local_port, c.remote_port));
         net.send_tcp(self.now, &c.hop, &header, l4_len, segment.gso_size, write)?;
         self.stats.segments_out += segment.wire_segments();
         Ok(())

@@ -38,6 +38,7 @@ struct HeldSyn {
     options: ArrayVec<u8, OPTIONS_MAX>,
     ce: bool,
     hop_limit: u8,
+    flow_label: u32,
     /// Link on which the SYN has arrived, if it still exists.
     link: Option<LinkId>,
 }
@@ -142,6 +143,7 @@ impl Tcp {
             options: seg.options.iter().copied().take(OPTIONS_MAX).collect(),
             ce: seg.ce,
             hop_limit: seg.hop_limit,
+            flow_label: seg.flow_label,
             link,
         });
         true
@@ -177,6 +179,7 @@ impl Tcp {
                 ce: syn.ce,
                 segments: 1,
                 hop_limit: syn.hop_limit,
+                flow_label: syn.flow_label,
             };
             // The link may have gone: the SYN is lost then, as its answer would be.
             let Some(link) = syn.link else { continue };

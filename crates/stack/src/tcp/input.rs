@@ -60,6 +60,8 @@ pub(crate) struct Segment<'a> {
     pub segments: u16,
     /// Hop limit, or time to live, with which the packet arrived.
     pub hop_limit: u8,
+    /// Flow label of the packet over IPv6, otherwise 0.
+    pub flow_label: u32,
 }
 
 impl Segment<'_> {

@@ -16,7 +16,7 @@ use crate::device::RxBurst;
 use crate::error::{GroupError, ListenError, OptionError};
 use crate::events::Event;
 use crate::handle::{Conn, Listener};
-use crate::ip::{Network, TxError};
+use crate::ip::{FlowLabel, Network, TxError};
 use crate::options::{ListenOptions, SaveSyn, SocketOptions};
 use crate::priority::{BEST_EFFORT, ClassedQueue, QueueClass};
 use crate::reuseport::{GroupKey, ReuseportGroups};
@@ -766,7 +766,12 @@ impl Tcp {
         };
         let entry = &self.listeners.entries[listener as usize];
         let (profile, flags) = (entry.profile, entry.flags);
-        let Some(idx) = self.alloc_conn(&seg.key, seg.hash, profile, false) else {
+        let allocated = if self.profiles.get(profile).flow_label == FlowLabel::Reflect {
+            self.alloc_reflecting(seg, profile)
+        } else {
+            self.alloc_conn(&seg.key, seg.hash, profile, false)
+        };
+        let Some(idx) = allocated else {
             self.stats.connection_overflows += 1;
             return None;
         };
@@ -840,6 +845,23 @@ impl Tcp {
             ..Tcb::vacant()
         };
         Some(idx)
+    }
+
+    /// Allocates a TCB as [`alloc_conn`](Self::alloc_conn) for a listener that reflects flow labels. If there
+    /// are too many profiles, the connection gets a label of its own.
+    #[cold]
+    fn alloc_reflecting(&mut self, seg: &Segment<'_>, profile: ProfileId) -> Option<u32> {
+        let of_listener = *self.profiles.get(profile);
+        let flow_label = of_listener.flow_label.of_connection(seg.flow_label);
+        match self.profiles.intern(of_listener.with_flow_label(flow_label)) {
+            Some(reflecting) => {
+                let idx = self.alloc_conn(&seg.key, seg.hash, reflecting, false);
+                // The connection has a share of its own.
+                self.profiles.release(reflecting);
+                idx
+            }
+            None => self.alloc_conn(&seg.key, seg.hash, profile, false),
+        }
     }
 
     /// Creates a connection that is opened from here, with the addresses of `key`, and adds it to the flow

@@ -9,6 +9,7 @@ use super::filter_table::{FilterId, FilterTable};
 use super::port_use::PortSharing;
 use super::rate::UNLIMITED;
 use crate::device::Label;
+use crate::ip::FlowLabel;
 use crate::options::SocketOptions;
 use core::ops::RangeInclusive;
 use core::time::Duration;
@@ -72,6 +73,8 @@ pub(crate) struct Profile {
     /// Type of service without the ECN bits.
     pub tos: u8,
     pub hop_limit: u8,
+    /// Flow label of packets over IPv6.
+    pub flow_label: FlowLabel,
     /// Priority, 0 … 7, see [`crate::priority`].
     pub priority: u8,
     /// Retransmissions of a SYN that opens a connection.
@@ -131,6 +134,7 @@ impl Profile {
             congestion: config.congestion_control,
             tos: 0,
             hop_limit: config.hop_limit,
+            flow_label: FlowLabel::Auto,
             priority: 0,
             syn_retries: config.syn_retries,
             min_hop_limits: [0; 2],
@@ -166,6 +170,11 @@ impl Profile {
     /// Returns the profile with another filter.
     pub fn with_filter(self, filter: FilterId) -> Self {
         Self { filter, ..self }
+    }
+
+    /// Returns the profile with another flow label.
+    pub fn with_flow_label(self, flow_label: FlowLabel) -> Self {
+        Self { flow_label, ..self }
     }
 
     /// Returns the time-out before the first sample, in µs.
@@ -260,6 +269,7 @@ impl Profile {
             fastopen_queue: _,
             fastopen_keys: _,
             fastopen_no_cookie: _,
+            flow_label,
             fastopen_connect: _,
         } = options;
         let numbers = tos | min_ttl | min_hop_count | priority | port_sharing.bits();
@@ -270,7 +280,7 @@ impl Profile {
             | rto_min.is_some()
             | rto_max.is_some()
             | delayed_ack_max.is_some();
-        !(has_value | unordered | may_fragment | (numbers != 0))
+        !(has_value | unordered | may_fragment | (numbers != 0) | (*flow_label != FlowLabel::Auto))
     }
 
     /// Applies the options of a socket; returns `None` if a value is out of range.
@@ -287,6 +297,10 @@ impl Profile {
         if options.tos & 3 != 0 || options.hop_limit == Some(0) || options.priority > Label::PRIORITY_MAX {
             return None;
         }
+        if !options.flow_label.is_valid() {
+            return None;
+        }
+        self.flow_label = options.flow_label;
         self.tos = options.tos;
         self.priority = options.priority;
         self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
@@ -494,6 +508,8 @@ mod tests {
             SocketOptions { port_sharing: PortSharing { reuse_address: true, reuse_port: false }, ..none },
             SocketOptions { port_sharing: PortSharing { reuse_address: false, reuse_port: true }, ..none },
             SocketOptions { may_fragment: true, ..none },
+            SocketOptions { flow_label: FlowLabel::Fixed(0), ..none },
+            SocketOptions { flow_label: FlowLabel::Fixed(1 << 20), ..none },
         ];
         let mut table = table();
         let default = *table.get(ProfileId::DEFAULT);

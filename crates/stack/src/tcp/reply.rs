@@ -9,7 +9,7 @@ use super::emit::{TxSegment, scaled_window};
 use super::input::Segment;
 use super::time_wait::TimeWait;
 use crate::device::Label;
-use crate::ip::{IpHeader, Network, NextHop, Route};
+use crate::ip::{FlowLabel, IpHeader, Network, NextHop, Route};
 use crate::tcp::config::EcnMode;
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
@@ -27,6 +27,7 @@ pub(crate) struct CookieSynAck {
 struct IpFields {
     tos: u8,
     hop_limit: u8,
+    flow_label: FlowLabel,
     label: Label,
 }
 
@@ -49,8 +50,10 @@ impl Tcp {
             tos: fields.tos,
             hop_limit: fields.hop_limit,
             dont_fragment: true,
+            flow_label: 0,
             label: fields.label,
         };
+        let ip = net.with_flow_label(ip, fields.flow_label, (key.local_port, key.remote_port));
         let len = TcpHeader::LEN + options.encoded_len();
         let write = |l4: &mut [u8], _| (tcp::emit(header, options, l4), Sum::ZERO);
         if net.send_tcp(self.now, hop, &ip, len, None, write).is_err() {
@@ -79,7 +82,7 @@ impl Tcp {
 
     /// Returns the fields of a segment that does not follow the options of a socket.
     fn fields_without_socket(&self, label: Label) -> IpFields {
-        IpFields { tos: 0, hop_limit: self.config.hop_limit, label }
+        IpFields { tos: 0, hop_limit: self.config.hop_limit, flow_label: FlowLabel::Auto, label }
     }
 
     fn header(key: &FlowKey, seq: SeqNumber, ack: SeqNumber, flags: TcpFlags, window: u16) -> TcpHeader {
@@ -130,7 +133,8 @@ impl Tcp {
         let hop = c.hop;
         let label = self.label_if_carried(net, idx);
         let (tos, hop_limit) = self.tos_and_hop_limit(&self.conns[idx]);
-        let fields = IpFields { tos, hop_limit, label };
+        let flow_label = self.flow_label(&self.conns[idx]);
+        let fields = IpFields { tos, hop_limit, flow_label, label };
         if net.hop_is_current(&hop) {
             self.send_control(net, &hop, &key, &header, &options, &fields);
         } else {

@@ -626,6 +626,7 @@ impl Tcp {
             TcpOption::Priority(priority) => p.priority = priority,
             TcpOption::Unordered(on) => p.unordered = on,
             TcpOption::MayFragment(on) => p.may_fragment = on,
+            TcpOption::FlowLabel(choice) => p.flow_label = choice,
             TcpOption::HopLimit(hops) => p.hop_limit = hops.unwrap_or(self.config.hop_limit),
             _ => return Err(OptionError::Invalid),
         }

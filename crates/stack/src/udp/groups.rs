@@ -240,6 +240,7 @@ impl Udp {
             to: header.dst,
             tos: header.tos,
             hop_limit: header.hop_limit,
+            flow_label: header.flow_label,
             gso_size: 0,
         };
         let arrival = Arrival { network, link, l4: None };

@@ -28,7 +28,7 @@ use crate::icmp::UnreachableReason;
 use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
 use crate::ip::path_mtu::PathMtuValidity;
 use crate::ip::stats::counters;
-use crate::ip::{L4, Network, NetworkConfig, Route, RouteError, TxError};
+use crate::ip::{FlowLabel, L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::multicast::MulticastOptions;
 use crate::priority::{COMPILED, ClassQueues, ClassSet};
 use crate::reuseport::{GroupKey, ReuseportGroups};
@@ -65,6 +65,8 @@ pub struct UdpSendParams {
     /// Type of service or traffic class of this call; `None` takes the socket's (`IP_TOS`, `IPV6_TCLASS` as
     /// control messages). Over IPv4 it also determines the priority, as on Linux.
     pub tos: Option<u8>,
+    /// Flow label of this call over IPv6; `None` takes the socket's (`IPV6_FLOWINFO` as a control message).
+    pub flow_label: Option<FlowLabel>,
 }
 
 /// The options of a socket.
@@ -90,6 +92,8 @@ pub struct UdpOptions {
     pub hop_limit: Option<u8>,
     /// Type of service or traffic class of datagrams (`IP_TOS`, `IPV6_TCLASS`).
     pub tos: u8,
+    /// Flow label of datagrams over IPv6 (`IPV6_FLOWLABEL_MGR`, `IPV6_AUTOFLOWLABEL`).
+    pub flow_label: FlowLabel,
     /// Priority of datagrams, for devices that carry it: 0 (the default) to 7, ordered as [`crate::priority`]
     /// defines (`SO_PRIORITY`). Larger values count as 7.
     pub priority: u8,
@@ -599,7 +603,8 @@ impl Udp {
         let gso_size = l4.gso.map_or(payload.len(), |gso| usize::from(gso.size)).max(1);
         let describe = || {
             let (tos, hop_limit) = (l4.tos(), l4.hop_limit);
-            Datagram { len: payload.len(), from: remote, to: l4.dst, tos, hop_limit, gso_size: 0 }
+            let flow_label = l4.flow_label();
+            Datagram { len: payload.len(), from: remote, to: l4.dst, tos, hop_limit, flow_label, gso_size: 0 }
         };
         let arrival = Arrival { network, link: l4.link, l4: Some(l4) };
         if l4.broadcast {

@@ -22,6 +22,8 @@ pub struct Datagram {
     pub tos: u8,
     /// Hop limit, or time to live.
     pub hop_limit: u8,
+    /// Flow label of a datagram over IPv6, otherwise 0.
+    pub flow_label: u32,
     /// If several datagrams have been coalesced ([`UdpOptions::gro`]): payload bytes of each but the last,
     /// which may be shorter. 0 for a single datagram.
     ///
@@ -148,7 +150,15 @@ mod tests {
 
     fn datagram(len: usize) -> Datagram {
         let from = SocketAddr::from(([10, 0, 0, 2], 53));
-        Datagram { len, from, to: IpAddr::from([10, 0, 0, 1]), tos: 0, hop_limit: 64, gso_size: 0 }
+        Datagram {
+            len,
+            from,
+            to: IpAddr::from([10, 0, 0, 1]),
+            tos: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            gso_size: 0,
+        }
     }
 
     #[test]

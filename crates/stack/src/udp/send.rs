@@ -53,6 +53,7 @@ impl UdpSocket {
             tos: params.tos.unwrap_or(self.options.tos),
             hop_limit: hop_limit.unwrap_or_else(|| network.hop_limit(route.hop.link())),
             dont_fragment: self.options.pmtu_discovery.dont_fragment(),
+            flow_label: 0,
             label: Label::new(*flow_hash, priority),
         };
         let udp = udp::Header {
@@ -62,7 +63,9 @@ impl UdpSocket {
             len: len as u16,
             checksum: 0,
         };
-        Ok((header, udp))
+        let ports = (udp.src_port, udp.dst_port);
+        let choice = params.flow_label.unwrap_or(self.options.flow_label);
+        Ok((network.with_flow_label(header, choice, ports), udp))
     }
 }
 

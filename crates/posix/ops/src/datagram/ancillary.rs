@@ -1,6 +1,7 @@
 //! Data that come with a datagram besides its payload: the sender's address, and control messages
 //! (`<bits/socket.h>`).
 
+use crate::flow_labels::{flow_info_cmsg, received_flow_info};
 use crate::options::timestamps::TimestampOptions;
 use crate::options::{SocketOptionState, TCP_INQ};
 use crate::sockaddr::{self, Family, SockaddrBytes};
@@ -13,6 +14,8 @@ use rustix::io::Errno;
 
 /// Space for all control messages that one datagram can have.
 const CONTROL_BYTES: usize = 256;
+/// The option and control message `IPV6_FLOWINFO`, for which libc has no name.
+const FLOWINFO: c_int = 11;
 /// Bytes of `cmsg_len`, `cmsg_level` and `cmsg_type`.
 const CMSG_HEADER_BYTES: usize = 16;
 /// The protocol of an IP packet, for which libc has no name.
@@ -234,6 +237,11 @@ impl SocketOptionState {
                 if is_enabled("IPV6_RECVTCLASS") {
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tclass.to_ne_bytes());
                 }
+                if is_enabled("IPV6_FLOWINFO")
+                    && let Some(flow_info) = received_flow_info(datagram.tos, datagram.flow_label)
+                {
+                    control.put(libc::IPPROTO_IPV6, FLOWINFO, &flow_info);
+                }
                 // The options of RFC 2292.
                 if is_enabled("IPV6_2292PKTINFO") {
                     let info = [&to.octets()[..], &ifindex_of(datagram.to)].concat();
@@ -277,6 +285,8 @@ pub(super) struct SendCmsgs {
     /// The hop limit and type of service, instead of the socket's.
     pub hop_limit: Option<u8>,
     pub tos: Option<u8>,
+    /// Flow information, if the control messages have any.
+    pub flow_info: Option<u32>,
     /// Control messages of the level `SOL_SOCKET`.
     pub socket: SocketCmsgs,
 }
@@ -288,8 +298,8 @@ impl SendCmsgs {
     /// `EINVAL` if a control message is malformed or unknown, `EPERM` for a priority or mark that the program
     /// may not send. Those of other levels and for the other version of IP are ignored, except for the source
     /// address. `socket` has the socket's family, and tells whether the transmit timestamps of its datagrams
-    /// have numbers.
-    pub fn read(control: &[u8], v4: bool, socket: (Family, bool)) -> Result<Self, Errno> {
+    /// have numbers; `flow_info` is the flow information of the destination.
+    pub fn read(control: &[u8], v4: bool, socket: (Family, bool), flow_info: u32) -> Result<Self, Errno> {
         let mut cmsgs = Self::default();
         for cmsg in cmsgs_of(control) {
             let (level, kind, value) = cmsg?;
@@ -326,6 +336,10 @@ impl SendCmsgs {
                 // Here -1 stands for 255.
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !v4 => {
                     cmsgs.tos = Some(byte_or_default(value, 0)?.unwrap_or(u8::MAX));
+                }
+                (libc::IPPROTO_IPV6, FLOWINFO) if !v4 => {
+                    let before = cmsgs.flow_info.unwrap_or(flow_info);
+                    cmsgs.flow_info = Some(flow_info_cmsg(value, before)?);
                 }
                 (libc::IPPROTO_IP, _) if !v4 => {}
                 (libc::IPPROTO_IPV6, _) if v4 => {}
@@ -370,7 +384,7 @@ mod tests {
 
     #[test]
     fn written_control_messages_parse() {
-        let read = |control: &[u8]| SendCmsgs::read(control, true, (Family::V4, false));
+        let read = |control: &[u8]| SendCmsgs::read(control, true, (Family::V4, false), 0);
         let mut control = ControlMessages { space: 100, ..ControlMessages::none() };
         control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
         let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());

@@ -4,11 +4,12 @@ use super::filter::FilterCopy;
 use super::table::{self, AcceptedValues, IntFormat, OptionKind, OptionRow};
 use super::{BoolOption, OptionValue, SocketOptionState, StackOption};
 use crate::file::UdpSendState;
+use crate::flow_labels::{LABEL_MASK as FLOW_LABEL_MASK, MANAGER};
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use ginnel::broker::codec::Codec;
 use ginnel::socket_filter::check_program;
-use ginnel::{PmtuDiscovery, UdpOptions, priority};
+use ginnel::{FlowLabel, PmtuDiscovery, UdpOptions, priority};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -129,6 +130,7 @@ impl SocketOptionState {
                 match row.linux_name {
                     "TCP_NOTSENT_LOWAT" => self.mark_set(StackOption::NotsentLowat),
                     "IP_MTU_DISCOVER" => self.mark_set(StackOption::MayFragment),
+                    "IPV6_AUTOFLOWLABEL" => self.mark_set(StackOption::FlowLabel),
                     _ => {}
                 }
                 Ok(())
@@ -173,6 +175,7 @@ impl SocketOptionState {
             rcvbuf: Some(self.recv_buffer),
             hop_limit: u8::try_from(ttl).ok(),
             tos,
+            flow_label: self.flow_label(),
             priority: self.link_priority(),
             recverr_v4: self.is_on("IP_RECVERR"),
             recverr_v6: family == Family::V6 && self.is_on("IPV6_RECVERR"),
@@ -180,6 +183,31 @@ impl SocketOptionState {
             gro: self.is_on("UDP_GRO"),
             multicast_v4: self.multicast.options(true),
             multicast_v6: self.multicast.options(false),
+        }
+    }
+
+    /// Returns the flow information of the peer, and whether the socket reflects labels, as it is stored.
+    pub fn stored_flow_info(&self) -> u32 {
+        self.ints.get(MANAGER).map_or(0, c_int::cast_unsigned)
+    }
+
+    /// Stores what [`stored_flow_info`](Self::stored_flow_info) returns.
+    pub fn store_flow_info(&mut self, stored: u32) {
+        self.ints.set(MANAGER, stored.cast_signed());
+        self.mark_set(StackOption::FlowLabel);
+    }
+
+    /// Returns the flow label of packets for which the program has none.
+    pub fn automatic_flow_label(&self) -> FlowLabel {
+        if self.ints.get("IPV6_AUTOFLOWLABEL") == Some(0) { FlowLabel::Fixed(0) } else { FlowLabel::Auto }
+    }
+
+    /// Returns the flow label of the socket's packets.
+    pub fn flow_label(&self) -> FlowLabel {
+        match (self.stored_flow_info() & FLOW_LABEL_MASK, self.stored_flow_info() >> 30) {
+            (0, 0) => self.automatic_flow_label(),
+            (0, _) => FlowLabel::Reflect,
+            (label, _) => FlowLabel::Fixed(label),
         }
     }
 

@@ -13,6 +13,7 @@ use super::{
 use crate::Ops;
 use crate::fd_table::FileId;
 use crate::file::SocketRole;
+use crate::flow_labels::FLOWLABEL_MGR;
 use crate::lock::LockGuard;
 use crate::sleep::Timeout;
 use crate::sockaddr::Family;
@@ -53,6 +54,9 @@ impl Ops {
     /// As Linux: `ENOPROTOOPT` if the option is not supported, `EINVAL`, `EDOM`, `ENODEV`, and those of the
     /// kernel for options that it checks.
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+        if (level, name) == (libc::IPPROTO_IPV6, FLOWLABEL_MGR) {
+            return self.manage_flow_label(fd, &mut value.to_vec());
+        }
         let mut state = self.lock()?;
         state.notice_announced_end();
         let file = self.file_of(&mut state, fd)?;

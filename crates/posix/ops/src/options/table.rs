@@ -514,8 +514,13 @@ pub const OPTIONS: &[OptionRow] = &[
         (IntFormat::Int, AcceptedValues::Within(0, 1), 0),
         "evaluated when an error is read",
     ),
-    refused(V6, 32, "IPV6_FLOWLABEL_MGR", "the stack chooses flow labels"),
-    ignored(V6, 33, "IPV6_FLOWINFO_SEND", FLAG, "stored without effect: the stack chooses flow labels"),
+    dedicated_with_note(
+        V6,
+        32,
+        "IPV6_FLOWLABEL_MGR",
+        "the kernel reserves the labels, for the program's network namespace; a program that the process executes, and one that gets the socket by `SCM_RIGHTS`, has none of them; `IPV6_FL_F_REMOTE` returns 0",
+    ),
+    number(V6, 33, "IPV6_FLOWINFO_SEND", IntFormat::Int, AcceptedValues::Flag, 0),
     refused(V6, 34, "IPV6_IPSEC_POLICY", "the stack has no IPsec"),
     refused(V6, 35, "IPV6_XFRM_POLICY", "the stack has no IPsec"),
     fixed(V6, 42, "MCAST_JOIN_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
@@ -544,12 +549,12 @@ pub const OPTIONS: &[OptionRow] = &[
     dedicated_with_note(V6, 67, "IPV6_TCLASS", NOT_WITH_COOKIES_V6),
     refused(V6, 68, "IP6T_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
     refused(V6, 69, "IP6T_SO_GET_REVISION_TARGET", "the stack has no netfilter"),
-    ignored(
+    row(
         V6,
         70,
         "IPV6_AUTOFLOWLABEL",
-        (IntFormat::IntOrZero, AcceptedValues::Flag, 1),
-        "stored without effect: the stack chooses flow labels",
+        OptionKind::Int { format: IntFormat::IntOrZero, accepts: AcceptedValues::Flag, default: 1 },
+        "on by default, whatever `net.ipv6.auto_flowlabels` says; labels stay the same after retransmissions",
     ),
     dedicated_with_note(
         V6,

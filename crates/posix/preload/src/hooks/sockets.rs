@@ -5,6 +5,7 @@ use super::stack_ops;
 use crate::{attach, inherit, real};
 use core::ffi::{c_int, c_void};
 use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
+use ginnel_posix_ops::flow_labels::{FLOWLABEL_MGR, LABEL_AT, REQUEST_BYTES};
 use ginnel_posix_ops::{Ops, SignalDeferred, is_source_filter, user_memory};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
@@ -74,6 +75,20 @@ hook! {
         {
             return result.into_c();
         }
+        if (level, name) == (libc::IPPROTO_IPV6, FLOWLABEL_MGR) {
+            return (*SignalDeferred::new(|| {
+                let mut request = [0; REQUEST_BYTES];
+                // SAFETY: the program's buffer and its length.
+                unsafe {
+                    ffi::write_option(value, len, |space| {
+                        let request = &mut request[..space.min(REQUEST_BYTES)];
+                        user_memory::read_bytes(value.cast(), request)?;
+                        ops.flow_label(fd, request)
+                    })
+                }
+            }))
+            .into_c();
+        }
         // Allocates the value, so signals are deferred.
         *SignalDeferred::new(|| {
             // SAFETY: the program's buffer and its length.
@@ -97,6 +112,17 @@ hook! {
                 let mut copy = vec![0; len.min(GROUP_FILTER_BYTES_MAX)];
                 user_memory::read_bytes(value.cast(), &mut copy)?;
                 ops.setsockopt(fd, level, name, &copy)
+            }),
+            Ok(len) if (level, name) == (libc::IPPROTO_IPV6, FLOWLABEL_MGR) => *SignalDeferred::new(|| {
+                let copy = &mut copy[..len.min(OPTION_BYTES_MAX)];
+                user_memory::read_bytes(value.cast(), copy)?;
+                let asked = copy.get(LABEL_AT).map(<[u8]>::to_vec);
+                ops.manage_flow_label(fd, copy)?;
+                if let Some(label) = copy.get(LABEL_AT).filter(|label| asked.as_deref() != Some(*label)) {
+                    // SAFETY: the program's buffer, in which Linux changes the label, too. It ignores faults.
+                    let _ = unsafe { user_memory::write_list(value.cast::<u8>().cast_mut().add(LABEL_AT.start), label) };
+                }
+                Ok(())
             }),
             Ok(len) => {
                 let copy = &mut copy[..len.min(OPTION_BYTES_MAX)];

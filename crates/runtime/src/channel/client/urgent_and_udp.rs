@@ -4,7 +4,9 @@
 
 use super::super::buffers::{Fault, RecvBuffer, SendBuffer, gather, scatter, total_len};
 use super::super::control::{ChannelReply, ChannelRequest, UdpRequest};
-use super::super::datagram::{DATAGRAM_BYTES_MAX, DatagramHeader, HAS_HOP_LIMIT, HAS_TOS};
+use super::super::datagram::{
+    DATAGRAM_BYTES_MAX, DatagramHeader, HAS_AUTO_FLOW_LABEL, HAS_FLOW_LABEL, HAS_HOP_LIMIT, HAS_TOS,
+};
 use super::super::doorbells::NOTIFIED;
 use super::super::socket::request;
 use super::super::socket_ref::TakenDatagram;
@@ -15,6 +17,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::num::NonZeroU32;
 use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, UdpHandle};
+use ginnel_stack::ip::FlowLabel;
 use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::udp::{Datagram, MembershipLimits, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use std::io::IoSlice;
@@ -26,9 +29,11 @@ pub(super) fn udp_handle(socket: Conn) -> UdpHandle {
 /// Returns the description of the datagram with this header.
 #[inline(always)]
 pub(super) fn received(header: &DatagramHeader) -> ReceivedDatagram {
-    let &DatagramHeader { len, peer: from, local: to, tos, hop_limit, gso_size, received_us, .. } = header;
+    let &DatagramHeader {
+        len, peer: from, local: to, tos, hop_limit, flow_label, gso_size, received_us, ..
+    } = header;
     let received_us = received_us.map(NonZeroU32::get);
-    ReceivedDatagram { len: len as usize, from, to, tos, hop_limit, gso_size, received_us }
+    ReceivedDatagram { len: len as usize, from, to, tos, hop_limit, flow_label, gso_size, received_us }
 }
 
 impl Client {
@@ -330,7 +335,7 @@ impl Client {
         sending: &UdpSendParams,
         buffers: &[B],
     ) -> Result<Result<(), Fault>, UdpError> {
-        let &UdpSendParams { to, source, gso_size, hop_limit, tos } = sending;
+        let &UdpSendParams { to, source, gso_size, hop_limit, tos, flow_label } = sending;
         let len = total_len(buffers);
         if len > DATAGRAM_BYTES_MAX {
             return Err(UdpError::TooLong);
@@ -345,7 +350,14 @@ impl Client {
             local: source.unwrap_or(any),
             tos: tos.unwrap_or_default(),
             hop_limit: hop_limit.unwrap_or_default(),
-            present: tos.map_or(0, |_| HAS_TOS) | hop_limit.map_or(0, |_| HAS_HOP_LIMIT),
+            flow_label: if let Some(FlowLabel::Fixed(label)) = flow_label { label } else { 0 },
+            present: tos.map_or(0, |_| HAS_TOS)
+                | hop_limit.map_or(0, |_| HAS_HOP_LIMIT)
+                | match flow_label {
+                    None => 0,
+                    Some(FlowLabel::Fixed(_)) => HAS_FLOW_LABEL,
+                    Some(FlowLabel::Auto | FlowLabel::Reflect) => HAS_AUTO_FLOW_LABEL,
+                },
             gso_size,
             received_us: None,
         };
@@ -436,6 +448,8 @@ pub struct ReceivedDatagram {
     pub tos: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
+    /// Flow label of a datagram over IPv6, otherwise 0.
+    pub flow_label: u32,
     /// The bytes are several datagrams of this size, of which the last may be shorter; 0 for a single
     /// datagram.
     pub gso_size: u16,

@@ -4,7 +4,8 @@ use super::domain::{CHUNK_BYTES, DatagramQueue, Domain};
 use super::receive_charges::truesize;
 use crate::channel::control::ChannelReply;
 use crate::channel::datagram::{
-    DATAGRAM_BYTES_MAX, DatagramHeader, HAS_HOP_LIMIT, HAS_TOS, HEADER_BYTES, error_to_word,
+    DATAGRAM_BYTES_MAX, DatagramHeader, HAS_AUTO_FLOW_LABEL, HAS_FLOW_LABEL, HAS_HOP_LIMIT, HAS_TOS,
+    HEADER_BYTES, error_to_word,
 };
 use crate::channel::region::Direction;
 use crate::channel::socket::request;
@@ -13,6 +14,7 @@ use crate::context::Context;
 use core::net::{Ipv6Addr, SocketAddr};
 use core::num::NonZeroU32;
 use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::ip::FlowLabel;
 use ginnel_stack::udp::{Datagram, UdpError, UdpSendParams};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -176,7 +178,7 @@ impl Domain {
 
     /// Returns the header of a received datagram.
     fn datagram_header(&self, socket: u32, datagram: &Datagram, is_oversize: bool) -> DatagramHeader {
-        let Datagram { len, from: peer, to: local, tos, hop_limit, gso_size } = *datagram;
+        let Datagram { len, from: peer, to: local, tos, hop_limit, flow_label, gso_size } = *datagram;
         let wants_timestamps =
             self.region.socket(socket).requests.load(Ordering::Relaxed) & request::TIMESTAMPS != 0;
         let received_us = if wants_timestamps { now_us() } else { None };
@@ -188,6 +190,7 @@ impl Domain {
             local,
             tos,
             hop_limit,
+            flow_label,
             present: 0,
             gso_size,
             received_us,
@@ -359,15 +362,20 @@ fn send_datagram(
         (to, source) if header.gso_size != 0 || header.present != 0 => {
             let wanted = |bit, value| (header.present & bit != 0).then_some(value);
             let (tos, hop_limit) = (wanted(HAS_TOS, header.tos), wanted(HAS_HOP_LIMIT, header.hop_limit));
+            let auto = wanted(HAS_AUTO_FLOW_LABEL, 0).map(|_| FlowLabel::Auto);
+            let flow_label = auto
+                .or((header.present & HAS_FLOW_LABEL != 0).then_some(FlowLabel::Fixed(header.flow_label)));
             cx.udp_send_with(
                 udp,
-                &UdpSendParams { to, source, gso_size: header.gso_size, hop_limit, tos },
+                &UdpSendParams { to, source, gso_size: header.gso_size, hop_limit, tos, flow_label },
                 data,
             )
         }
-        (Some(from), Some(to)) => {
-            cx.udp_reply(udp, &Datagram { len: 0, from, to, tos: 0, hop_limit: 0, gso_size: 0 }, data)
-        }
+        (Some(from), Some(to)) => cx.udp_reply(
+            udp,
+            &Datagram { len: 0, from, to, tos: 0, hop_limit: 0, flow_label: 0, gso_size: 0 },
+            data,
+        ),
         (to, _) => cx.udp_send(udp, to, data),
     }
 }

@@ -31,7 +31,8 @@ fn datagrams_wait_while_the_device_is_full() {
         .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
     client.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
     fixture.run(Duration::from_millis(1));
-    let params = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    let params =
+        UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None, flow_label: None };
     // The address of the peer is resolved by a first datagram.
     client.udp_send_queued(socket, &params, &[]).unwrap();
     fixture.run(Duration::from_millis(1));
@@ -72,7 +73,8 @@ fn shard_sleeps_while_thousands_of_sockets_are_refused() {
     fixture
         .peer
         .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
-    let params = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    let params =
+        UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None, flow_label: None };
     let mut open = |fixture: &mut Fixture| {
         let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
         client.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
@@ -116,7 +118,8 @@ fn refused_sockets_take_turns() {
     fixture
         .peer
         .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
-    let params = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    let params =
+        UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None, flow_label: None };
     let [many, few] = [(); 2].map(|()| {
         let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
         client.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
@@ -197,7 +200,8 @@ impl TwoLinks {
     fn write(&mut self, to: &[&str]) {
         for to in to {
             let to = Some(to.parse().unwrap());
-            let params = UdpSendParams { to, source: None, gso_size: 0, hop_limit: None, tos: None };
+            let params =
+                UdpSendParams { to, source: None, gso_size: 0, hop_limit: None, tos: None, flow_label: None };
             self.client.udp_send_queued(self.socket, &params, &[std::io::IoSlice::new(b"?")]).unwrap();
         }
     }

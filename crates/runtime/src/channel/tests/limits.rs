@@ -117,7 +117,8 @@ fn datagrams_of_one_socket_leave_in_chunks() {
         .peer
         .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
-    let small = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    let small =
+        UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None, flow_label: None };
     let write = |client: &mut Client| {
         (0..).take_while(|_| client.udp_send_queued(socket, &small, &[]).is_ok()).count() as u64
     };
@@ -218,7 +219,8 @@ fn sockets_of_a_domain_share_one_turn_budget() {
     fixture
         .peer
         .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
-    let small = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    let small =
+        UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None, flow_label: None };
     let sockets: Vec<Conn> = (0..SOCKETS)
         .map(|_| {
             let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();

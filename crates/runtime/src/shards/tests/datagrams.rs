@@ -8,6 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use ginnel_devices::memory::RssMode;
 use ginnel_stack::handle::{Conn, LinkId, UdpHandle};
+use ginnel_stack::ip::FlowLabel;
 use ginnel_stack::multicast::{MulticastOptions, SourceFilter};
 use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpOptions};
 use std::collections::BTreeSet;
@@ -44,6 +45,7 @@ const SHARED: UdpOptions = UdpOptions {
     rcvbuf: None,
     hop_limit: None,
     tos: 0,
+    flow_label: FlowLabel::Auto,
     priority: 0,
     recverr_v4: false,
     recverr_v6: false,
