@@ -5,6 +5,7 @@ use crate::file::BoundAddress;
 use crate::unserved_peers::{UnservedPeers, is_refusal};
 use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::{IpAddr, SocketAddr};
+use core::num::NonZeroU32;
 use core::ops::Range;
 use ginnel::broker::{Attachment, GlobalSocketId};
 use ginnel::channel::control::{ChannelRequest, ReserveError, StreamStamp, UnorderedReply};
@@ -1205,10 +1206,11 @@ impl Channels {
         &mut self,
         conn: Conn,
         sending: &UdpSendParams,
+        departs_us: Option<NonZeroU32>,
         buffers: &[UserSlice<'_>],
     ) -> Result<Result<(), Fault>, UdpError> {
         let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_send_queued_from(conn, sending, buffers)
+        client.udp_send_queued_from(conn, sending, departs_us, buffers)
     }
 
     pub fn udp_recv_into(

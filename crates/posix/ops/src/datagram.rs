@@ -19,6 +19,7 @@ pub use ancillary::{ControlMessages, ReceivedMessage};
 pub(crate) use cork::CorkedDatagram;
 
 use crate::connect::PORT_ATTEMPTS_MAX;
+use crate::departures::Departure;
 use crate::descriptor_report::KernelReason;
 use crate::fd_table::FileId;
 use crate::file::{SocketRole, UdpSocket};
@@ -36,6 +37,7 @@ use ancillary::SendCmsgs;
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::num::NonZeroU32;
 use ginnel::channel::{DescriptionKey, ReceivedDatagram, RecvBuffer, SendBuffer, gather};
 use ginnel::{Conn, Error, UdpError, UdpOptions, UdpSendParams, errno};
 use rustix::fd::RawFd;
@@ -118,10 +120,11 @@ impl Ops {
             (false, Some(_)) => socket.named_flow_info(args.to.unwrap_or_default()),
             (false, None) => socket.peer_flow_info(),
         };
-        let has_ids = || socket.options.timestamps().has(OPT_ID);
+        let socket_state =
+            || (family, socket.options.timestamps().has(OPT_ID), socket.options.has_departures());
         let cmsgs = match args.control {
             [] => SendCmsgs::default(),
-            control => SendCmsgs::read(control, v4, (family, has_ids()), flow_info)?,
+            control => SendCmsgs::read(control, v4, socket_state(), flow_info)?,
         };
         let flow_info = cmsgs.flow_info.unwrap_or(flow_info);
         // Of the connected peer, it was checked when the socket was connected.
@@ -152,7 +155,19 @@ impl Ops {
         let SendCmsgs { source, hop_limit, tos, .. } = cmsgs;
         let gso_size = cmsgs.gso_size.unwrap_or(gso_size);
         let args = UdpSendParams { to, source, gso_size, hop_limit, tos, flow_label };
-        let message = UdpMessage { remote, args };
+        let mut message = UdpMessage { remote, args, departs_us: None };
+        if let Some(at) = cmsgs.socket.departs_at {
+            match state.files.socket(file)?.options.departure(at) {
+                Departure::Now => {}
+                Departure::At(departs_us) => message.departs_us = Some(departs_us),
+                Departure::Dropped { is_reported } => {
+                    if is_reported {
+                        state.report_late_datagram(file, udp, &message, at, buffers)?;
+                    }
+                    return Ok(len);
+                }
+            }
+        }
         if cmsgs.socket.has_tx() {
             state.set_datagram_cmsgs(file, cmsgs.socket);
         }
@@ -174,7 +189,7 @@ impl Ops {
         timeout: Timeout,
     ) -> Result<usize, Errno> {
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        let UdpMessage { remote, mut args } = message;
+        let UdpMessage { remote, mut args, departs_us } = message;
         if len <= args.gso_size.into() {
             args.gso_size = 0;
         }
@@ -188,7 +203,12 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let is_new = state.is_new_destination(file, remote);
-        if too_long || is_new || state.must_be_synchronous(file, len) {
+        if departs_us.is_some() {
+            // The time at which the datagram leaves is not taken.
+            let _ = state.take_stamp_request(file);
+        }
+        let is_timed = departs_us.is_some();
+        if too_long || !is_timed && (is_new || state.must_be_synchronous(file, len)) {
             // The first datagram to a destination is sent synchronously, so that errors are reported at once.
             // For a datagram that is too long for IPv6 the stack queues an error report, as for one that
             // exceeds the path MTU.
@@ -222,7 +242,11 @@ impl Ops {
             // The handle changes if the shards are started again.
             let SocketRole::Udp(udp) = state.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
             let conn = udp.conn;
-            state.client.udp_send_queued(conn, &args, buffers).map_err(errno::udp)?.map_err(efault)
+            state
+                .client
+                .udp_send_queued(conn, &args, departs_us, buffers)
+                .map_err(errno::udp)?
+                .map_err(efault)
         });
         state.client.flush();
         result.map(|()| len)
@@ -488,6 +512,8 @@ pub(crate) struct UdpMessage {
     /// The destination, also if it is the connected address.
     remote: SocketAddr,
     args: UdpSendParams,
+    /// When it is to be sent: the lowest 32 bits of the microseconds of the monotonic clock.
+    departs_us: Option<NonZeroU32>,
 }
 
 /// The side that sends a datagram.
@@ -755,7 +781,7 @@ impl ProcessState {
         bytes: &[u8],
         stamp: Option<StampRequest>,
     ) -> Result<(), Errno> {
-        let UdpMessage { remote, mut args } = message;
+        let UdpMessage { remote, mut args, .. } = message;
         if bytes.len() <= args.gso_size.into() {
             args.gso_size = 0;
         }
@@ -783,6 +809,27 @@ impl ProcessState {
             let fields = (args.hop_limit.or(options.0), args.tos.unwrap_or(options.1));
             self.queue_stamps(file, stamp, times, || sent_packet::sent_packet([from, remote], fields, bytes));
         }
+        Ok(())
+    }
+
+    /// Reports that a datagram was dropped because its time had passed.
+    #[cold]
+    fn report_late_datagram(
+        &mut self,
+        file: FileId,
+        udp: UdpSocket,
+        message: &UdpMessage,
+        at: u64,
+        buffers: &[UserSlice<'_>],
+    ) -> Result<(), Errno> {
+        let mut bytes = Vec::new();
+        gather(buffers, DATAGRAM_BYTES_MAX, &mut bytes).map_err(efault)?;
+        let UdpMessage { remote, args, .. } = message;
+        let local = self.client.endpoints(udp.conn).map_or(*remote, |[local, _]| local);
+        let from = SocketAddr::new(args.source.unwrap_or(local.ip()), local.port());
+        let options = self.files.socket(file)?.options.ip_fields(remote.is_ipv4());
+        let fields = (args.hop_limit.or(options.0), args.tos.unwrap_or(options.1));
+        self.queue_late_datagram(file, at, sent_packet::sent_packet([from, *remote], fields, &bytes));
         Ok(())
     }
 

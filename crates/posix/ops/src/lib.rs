@@ -24,6 +24,7 @@ mod channels;
 mod cleanup;
 mod connect;
 mod datagram;
+mod departures;
 mod description;
 mod descriptor;
 pub mod descriptor_report;

@@ -19,10 +19,13 @@ pub(crate) struct SocketCmsgs {
     pub tx_flags: Option<u32>,
     /// The number that the timestamps carry (`SCM_TS_OPT_ID`).
     pub tx_id: Option<u32>,
+    /// When the datagram is to be sent, in ns of the socket's clock (`SCM_TXTIME`).
+    pub departs_at: Option<u64>,
 }
 
 impl SocketCmsgs {
-    /// Reads a control message. `may_have_id` tells that the socket numbers its timestamps by datagrams.
+    /// Reads a control message. `may_have_id` tells that the socket numbers its timestamps by datagrams, and
+    /// `may_have_time` that its datagrams may have times.
     ///
     /// # Errors
     /// `EINVAL` for a message that is malformed or unknown, `EPERM` for a priority or mark that the program
@@ -31,7 +34,7 @@ impl SocketCmsgs {
         &mut self,
         kind: c_int,
         value: &[u8],
-        (family, may_have_id): (Family, bool),
+        (family, may_have_id, may_have_time): (Family, bool, bool),
     ) -> Result<(), Errno> {
         let word = || value.try_into().map(u32::from_ne_bytes).map_err(|_| Errno::INVAL);
         // The kernel decides whether this program may have such a mark or priority.
@@ -53,6 +56,10 @@ impl SocketCmsgs {
             kind if TimestampOptions::is_timestamping(kind) => {
                 self.tx_flags = Some(word()?).filter(|flags| flags & !TX_RECORD_MASK == 0);
                 self.tx_flags.ok_or(Errno::INVAL)?;
+            }
+            libc::SCM_TXTIME if may_have_time => {
+                let at = value.try_into().map(u64::from_ne_bytes).map_err(|_| Errno::INVAL)?;
+                self.departs_at = Some(at).filter(|at| *at != 0);
             }
             SCM_TS_OPT_ID if may_have_id => self.tx_id = Some(word()?),
             // These two belong to Unix sockets.

@@ -24,6 +24,9 @@ use std::collections::VecDeque;
 
 /// `SO_EE_ORIGIN_TIMESTAMPING`.
 const ORIGIN_TIMESTAMPING: u8 = 4;
+/// `SO_EE_ORIGIN_TXTIME` and `SO_EE_CODE_TXTIME_INVALID_PARAM`.
+const ORIGIN_TXTIME: u8 = 6;
+const CODE_INVALID_PARAM: u8 = 1;
 /// Flags that ask for timestamps of datagrams.
 const DATAGRAM_FLAGS: u32 = TX_HARDWARE | TX_SOFTWARE | TX_SCHED | TX_COMPLETION;
 /// Bytes that the kernel charges for an entry besides its packet (`struct sk_buff` and its smallest buffer).
@@ -35,6 +38,8 @@ pub(crate) enum StampKind {
     Sent = 0,
     Scheduled = 1,
     Acked = 2,
+    /// A datagram was dropped because its time had passed. It has no time, but that of the datagram.
+    Late = 3,
 }
 
 /// A copy of a packet that was sent.
@@ -49,6 +54,7 @@ pub(crate) struct SentPacket {
 /// A timestamp in the error queue.
 #[derive(Clone, Debug)]
 struct TxStamp {
+    /// The time of the event, or of the datagram that was late.
     at: Duration,
     kind: StampKind,
     id: u32,
@@ -63,10 +69,28 @@ impl TxStamp {
 
     /// Returns `struct sock_extended_err`, and the address of the sender of the packet, if it is known.
     fn sock_extended_err(&self, family: Family, sender: Option<IpAddr>) -> Vec<u8> {
+        if self.kind == StampKind::Late {
+            return self.late_err(family, sender);
+        }
         let mut out = Errno::NOMSG.raw_os_error().to_ne_bytes().to_vec();
         out.extend([ORIGIN_TIMESTAMPING, 0, 0, 0]);
         out.extend((self.kind as u32).to_ne_bytes());
         out.extend(self.id.to_ne_bytes());
+        Self::with_sender(out, family, sender)
+    }
+
+    /// Returns `struct sock_extended_err` of a datagram that was late (`report_sock_error` of `sch_etf`).
+    fn late_err(&self, family: Family, sender: Option<IpAddr>) -> Vec<u8> {
+        // Cannot truncate: it was made of 64 bits.
+        let at = self.at.as_nanos() as u64;
+        let mut out = Errno::INVAL.raw_os_error().to_ne_bytes().to_vec();
+        out.extend([ORIGIN_TXTIME, 0, CODE_INVALID_PARAM, 0]);
+        out.extend((at as u32).to_ne_bytes());
+        out.extend(((at >> 32) as u32).to_ne_bytes());
+        Self::with_sender(out, family, sender)
+    }
+
+    fn with_sender(mut out: Vec<u8>, family: Family, sender: Option<IpAddr>) -> Vec<u8> {
         match sender {
             Some(sender) => out.extend(sockaddr::encode(SocketAddr::new(sender, 0), family).bytes()),
             None => {
@@ -363,6 +387,17 @@ impl ProcessState {
         self.report_stamps(file);
     }
 
+    /// Queues the report that a datagram was dropped because its time `at`, in ns, had passed.
+    #[cold]
+    pub(crate) fn queue_late_datagram(&mut self, file: FileId, at: u64, packet: SentPacket) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let space = socket.options.recv_buffer_bytes();
+        let stamps = &mut socket.udp_send.get_or_insert_default().tx_stamps;
+        let (at, kind) = (Duration::from_nanos(at), StampKind::Late);
+        stamps.push(TxStamp { at, kind, id: 0, packet: Some(packet) }, space);
+        self.report_stamps(file);
+    }
+
     /// Tells the program whether timestamps are in the error queue.
     fn report_stamps(&mut self, file: FileId) {
         let Ok(socket) = self.files.socket(file) else { return };
@@ -409,11 +444,12 @@ impl ProcessState {
         let mut received = ReceivedMessage::from_stream(count);
         received.flags = libc::MSG_ERRQUEUE | if count < bytes.len() { libc::MSG_TRUNC } else { 0 };
         let control = received.control_with_room(control_space);
-        if timestamps.has_variant() {
+        let has_time = stamp.kind != StampKind::Late;
+        if has_time && timestamps.has_variant() {
             let (name, value) = timestamps.timestamp_cmsg_at(stamp.at);
             control.put(libc::SOL_SOCKET, name, &value);
         }
-        if timestamps.has(SOFTWARE) {
+        if has_time && timestamps.has(SOFTWARE) {
             let (name, value) = timestamps.timestamping_cmsg_at(stamp.at);
             control.put(libc::SOL_SOCKET, name, &value);
         }

@@ -108,8 +108,9 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
         let (family, is_unordered) = (socket.family, socket.options.flag(BoolOption::UnorderedSend));
+        let may_have_time = socket.options.has_departures();
         drop(state);
-        match socket_cmsgs_of(args.control, family) {
+        match socket_cmsgs_of(args.control, family, may_have_time) {
             Ok(SocketCmsgs { priority: Some(priority), .. }) if is_unordered => {
                 self.send_message(fd, buffers, args.flags, priority)
             }
@@ -290,7 +291,7 @@ impl ProcessState {
 /// # Errors
 /// `EINVAL` for a malformed control message, and for one of the level `SOL_SOCKET` that a stream does not
 /// have or the program may not send (`sock_cmsg_send`).
-fn socket_cmsgs_of(control: &[u8], family: Family) -> Result<SocketCmsgs, Errno> {
+fn socket_cmsgs_of(control: &[u8], family: Family, may_have_time: bool) -> Result<SocketCmsgs, Errno> {
     let mut cmsgs = SocketCmsgs::default();
     for cmsg in cmsgs_of(control) {
         let (level, kind, value) = cmsg?;
@@ -299,7 +300,7 @@ fn socket_cmsgs_of(control: &[u8], family: Family) -> Result<SocketCmsgs, Errno>
             continue;
         }
         // `tcp_sendmsg_locked` replaces the error.
-        cmsgs.read(kind, value, (family, false)).map_err(|_| Errno::INVAL)?;
+        cmsgs.read(kind, value, (family, false, may_have_time)).map_err(|_| Errno::INVAL)?;
     }
     Ok(cmsgs)
 }

@@ -5,6 +5,7 @@
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::num::NonZeroU32;
 use ginnel_stack::udp::UdpError;
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a header.
 pub(super) const HEADER_BYTES: usize = 48;
@@ -21,7 +22,7 @@ pub(super) const HAS_FLOW_LABEL: u8 = 4;
 pub(super) const HAS_AUTO_FLOW_LABEL: u8 = 8;
 
 /// The header in front of a datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DatagramHeader {
     /// Bytes of the datagram.
     pub len: u32,
@@ -45,7 +46,8 @@ pub(super) struct DatagramHeader {
     /// The bytes are several datagrams of this size, of which the last may be shorter; 0 for a single
     /// datagram.
     pub gso_size: u16,
-    /// Time of arrival, if requested: the lowest 32 bits of the microseconds since 1970.
+    /// Time of arrival, if requested: the lowest 32 bits of the microseconds since 1970. For an outgoing
+    /// datagram, the time before which it must not be sent: those of the microseconds of the monotonic clock.
     pub received_us: Option<NonZeroU32>,
 }
 

@@ -7,6 +7,7 @@ mod client_state;
 mod client_table;
 mod credit_queue;
 mod datagram_queue;
+mod departures;
 mod device_wait;
 mod domain;
 mod error_queue;
@@ -521,9 +522,10 @@ impl Handler for ChannelServer {
         self.begin_event(cx, BEST_EFFORT);
         // The lower half of a token is the domain's index.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
-            match Domain::is_stamp_timer(token) {
-                true => domain.on_stamp_timer(cx),
-                false => domain.revoke_expired_offers(cx),
+            match token {
+                token if Domain::is_departure_timer(token) => domain.on_departure_timer(cx),
+                token if Domain::is_stamp_timer(token) => domain.on_stamp_timer(cx),
+                _ => domain.revoke_expired_offers(cx),
             }
         }
     }

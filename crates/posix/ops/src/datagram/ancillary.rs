@@ -298,8 +298,13 @@ impl SendCmsgs {
     /// `EINVAL` if a control message is malformed or unknown, `EPERM` for a priority or mark that the program
     /// may not send. Those of other levels and for the other version of IP are ignored, except for the source
     /// address. `socket` has the socket's family, and tells whether the transmit timestamps of its datagrams
-    /// have numbers; `flow_info` is the flow information of the destination.
-    pub fn read(control: &[u8], v4: bool, socket: (Family, bool), flow_info: u32) -> Result<Self, Errno> {
+    /// have numbers, and whether these may have times; `flow_info` is the flow information of the destination.
+    pub fn read(
+        control: &[u8],
+        v4: bool,
+        socket: (Family, bool, bool),
+        flow_info: u32,
+    ) -> Result<Self, Errno> {
         let mut cmsgs = Self::default();
         for cmsg in cmsgs_of(control) {
             let (level, kind, value) = cmsg?;
@@ -384,7 +389,7 @@ mod tests {
 
     #[test]
     fn written_control_messages_parse() {
-        let read = |control: &[u8]| SendCmsgs::read(control, true, (Family::V4, false), 0);
+        let read = |control: &[u8]| SendCmsgs::read(control, true, (Family::V4, false, false), 0);
         let mut control = ControlMessages { space: 100, ..ControlMessages::none() };
         control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
         let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());

@@ -185,6 +185,7 @@ impl Ops {
                 let kind = options.congestion.or(info.as_ref().map(|info| info.congestion));
                 cc_info(kind.unwrap_or(self.config.congestion_control), info.as_deref())
             }
+            (libc::SOL_SOCKET, libc::SO_TXTIME) => OptionValue::truncatable(options.txtime_value().to_vec()),
             (libc::SOL_SOCKET, MAX_PACING_RATE) => pacing_rate_value(options.max_pacing_rate, space),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
                 // `struct ip6_mtuinfo`: an empty address, and the MTU.

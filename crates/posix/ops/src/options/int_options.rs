@@ -98,6 +98,16 @@ pub(super) fn wrong_protocol_errno(family: Family) -> Errno {
 }
 
 impl SocketOptionState {
+    /// Returns the stored value of an option.
+    pub(crate) fn stored_int(&self, linux_name: &'static str) -> Option<c_int> {
+        self.ints.get(linux_name)
+    }
+
+    /// Stores the value of an option.
+    pub(crate) fn store_int(&mut self, linux_name: &'static str, value: c_int) {
+        self.ints.set(linux_name, value);
+    }
+
     fn number(&self, row: &OptionRow, default: c_int) -> c_int {
         self.ints.get(row.linux_name).unwrap_or(default)
     }

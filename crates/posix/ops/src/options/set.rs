@@ -161,6 +161,7 @@ impl Ops {
                 options.buf_lock |= SNDBUF_LOCK;
                 apply_send_buffer(options);
             }
+            (libc::SOL_SOCKET, libc::SO_TXTIME) => options.set_txtime(family, value)?,
             (libc::SOL_SOCKET, MAX_PACING_RATE) => {
                 options.max_pacing_rate = pacing_rate(value)?;
                 options.mark_set(StackOption::MaxPacingRate);

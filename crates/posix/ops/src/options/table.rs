@@ -356,7 +356,13 @@ pub const OPTIONS: &[OptionRow] = &[
         OptionKind::Int { format: IntFormat::Int, accepts: AcceptedValues::Within(0, 1), default: 0 },
         "sent data are copied, and `MSG_ZEROCOPY` is completed at once, which says so, as over Linux's loopback; each process that shares a socket has its own completions",
     ),
-    refused(SOL, 61, "SO_TXTIME", "departure times are not taken from programs"),
+    dedicated_with_note(
+        SOL,
+        61,
+        "SO_TXTIME",
+        "datagrams that have a time behave as with Linux's queueing disciplines: with `CLOCK_MONOTONIC` as with `fq` (one whose time has passed is sent at once, one that is more than 10 s ahead is dropped), with other clocks as with `etf` (one whose time has passed is dropped, and reported with `SO_EE_CODE_TXTIME_INVALID_PARAM`; `SO_EE_CODE_TXTIME_MISSED` does not occur, since a held datagram is sent even if the shard is late). \
+         All leave in the order of their times. A socket holds at most as many bytes as its buffer of the channel has. TCP ignores the times, as in Linux.",
+    ),
     dedicated_with_note(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
     dedicated_with_note(
         SOL,

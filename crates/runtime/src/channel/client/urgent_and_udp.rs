@@ -322,10 +322,12 @@ impl Client {
         buffers: &[IoSlice<'_>],
     ) -> Result<(), UdpError> {
         // Slices can be read.
-        self.udp_send_queued_from(socket, sending, buffers).map(|_| ())
+        self.udp_send_queued_from(socket, sending, None, buffers).map(|_| ())
     }
 
-    /// As [`udp_send_queued`](Self::udp_send_queued). After a fault in a buffer nothing is sent.
+    /// As [`udp_send_queued`](Self::udp_send_queued). After a fault in a buffer nothing is sent. With
+    /// `departs_us`, the datagram is not sent before this time: the lowest 32 bits of the microseconds of the
+    /// monotonic clock. A datagram that is longer than the send buffer of the channel is sent at once.
     ///
     /// # Errors
     /// As [`Client::udp_send_queued`].
@@ -333,6 +335,7 @@ impl Client {
         &mut self,
         socket: Conn,
         sending: &UdpSendParams,
+        departs_us: Option<NonZeroU32>,
         buffers: &[B],
     ) -> Result<Result<(), Fault>, UdpError> {
         let &UdpSendParams { to, source, gso_size, hop_limit, tos, flow_label } = sending;
@@ -359,7 +362,7 @@ impl Client {
                     Some(FlowLabel::Auto | FlowLabel::Reflect) => HAS_AUTO_FLOW_LABEL,
                 },
             gso_size,
-            received_us: None,
+            received_us: departs_us,
         };
         if header.stream_bytes() > self.region.buffer_bytes() {
             let mut data = Vec::new();

@@ -1,5 +1,6 @@
 //! UDP sockets whose datagrams pass through the region.
 
+use super::departures::Departure;
 use super::domain::{CHUNK_BYTES, DatagramQueue, Domain};
 use super::receive_charges::truesize;
 use crate::channel::control::ChannelReply;
@@ -197,7 +198,7 @@ impl Domain {
         }
     }
 
-    fn publish_udp_error(&mut self, socket: u32, error: UdpError) {
+    pub(super) fn publish_udp_error(&mut self, socket: u32, error: UdpError) {
         let word = error_to_word(error);
         if word != 0 {
             let word = word | self.extended_error_bit(socket);
@@ -262,6 +263,19 @@ impl Domain {
                 rest = true;
                 break;
             }
+            if header.received_us.is_some() {
+                match self.hold_datagram(cx, (socket, udp), &header, bytes) {
+                    Departure::Now => {}
+                    Departure::Held => {
+                        done += header.cost();
+                        let stream = self.region.stream(socket, Direction::Outgoing);
+                        stream.consume(&mut taken, header.stream_bytes());
+                        continue;
+                    }
+                    Departure::Waits => break,
+                }
+            }
+            let stream = self.region.stream(socket, Direction::Outgoing);
             let sent = send_datagram(cx, udp, &header, bytes);
             if may_wait
                 && sent == Err(UdpError::DeviceFull)
@@ -322,7 +336,9 @@ impl Domain {
         {
             self.send_queued_datagrams(cx, socket, udp, CHUNK_BYTES);
         }
-        !self.socket(socket).is_unfinished
+        let entry = self.socket(socket);
+        let is_held = entry.datagram_queue.as_ref().is_some_and(|queue| queue.held_bytes > 0);
+        !entry.is_unfinished && !is_held
     }
 
     /// Removes the next datagram that did not fit into the region, and returns it.
@@ -350,7 +366,7 @@ impl Domain {
 }
 
 /// Sends one datagram.
-fn send_datagram(
+pub(super) fn send_datagram(
     cx: &mut Context<'_>,
     udp: UdpHandle,
     header: &DatagramHeader,

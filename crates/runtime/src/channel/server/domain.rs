@@ -12,6 +12,7 @@ use super::super::{ChannelConfig, ChannelStats};
 use super::arrival_times::ArrivalTimes;
 use super::client_table::ClientTable;
 use super::credit_queue::CreditQueue;
+use super::departures::Departures;
 use super::device_wait::DeviceWait;
 use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
@@ -191,6 +192,8 @@ pub(super) struct DatagramQueue {
     pub charges: ReceiveCharges,
     /// How long datagrams wait for a device that refuses them.
     pub device_wait: DeviceWait,
+    /// Bytes of the datagrams that wait for their time.
+    pub held_bytes: usize,
 }
 
 /// Datagrams and errors of a UDP socket that were not received yet.
@@ -251,6 +254,8 @@ pub(super) struct Domain {
     /// this turn.
     pub stamped: HashMap<u32, StreamStamps>,
     pub stamps_due: Vec<u32>,
+    /// Datagrams that wait for their time.
+    pub departures: Departures,
     /// True if a timer is set for outstanding offers.
     pub is_offer_timer_set: bool,
     /// Listeners that could not take all connections of the engine's accept queue for lack of sockets.
@@ -352,6 +357,7 @@ impl Domain {
             filter_budget: FilterBudget::new(index, config.filter_bytes_max as usize),
             stamped: HashMap::new(),
             stamps_due: Vec::new(),
+            departures: Departures::default(),
             is_offer_timer_set: false,
             stalled_listeners: VecDeque::new(),
             shares_listeners: false,

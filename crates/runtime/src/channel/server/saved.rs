@@ -28,6 +28,7 @@
 use super::ChannelServer;
 use super::client_state::{ClientState, PendingOffer};
 use super::client_table::ClientTable;
+use super::departures::HeldDatagram;
 use super::domain::{ClientSlot, Domain, DomainListener, DomainSocket, UdpBacklog};
 use super::large_buffers::direction_index;
 use super::slot_allocator::SlotAllocator;
@@ -45,6 +46,7 @@ use crate::saved_shard::{DescriptorTable, decode, encode_to};
 use crate::wait::EventFd;
 use core::time::Duration;
 use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::time::Instant;
 use rustix::fd::AsFd;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -78,6 +80,7 @@ struct SavedDomain {
     stalled_listeners: Vec<u16>,
     udp: Vec<(UdpHandle, u32, UdpBacklog)>,
     stamped: Vec<(u32, StreamStamps)>,
+    departures: Vec<(Instant, HeldDatagram)>,
     stats: ChannelStats,
 }
 
@@ -97,6 +100,7 @@ struct DomainRef<'a> {
     stalled_listeners: Vec<u16>,
     udp: Vec<(UdpHandle, u32, &'a UdpBacklog)>,
     stamped: Vec<(u32, &'a StreamStamps)>,
+    departures: Vec<(Instant, &'a HeldDatagram)>,
     stats: &'a ChannelStats,
 }
 
@@ -265,6 +269,7 @@ impl Domain {
             filter_budget: _,
             stamped,
             stamps_due: _,
+            departures,
             is_offer_timer_set: _,
             stalled_listeners,
             shares_listeners: _,
@@ -295,6 +300,7 @@ impl Domain {
             stalled_listeners: stalled_listeners.iter().copied().collect(),
             udp: udp.iter().map(|(udp, (socket, backlog))| (*udp, *socket, backlog)).collect(),
             stamped: stamped.iter().map(|(socket, stamps)| (*socket, stamps)).collect(),
+            departures: departures.saved().collect(),
             stats,
         };
         encode_to(Vec::new(), &domain)
@@ -334,6 +340,7 @@ impl Domain {
         domain.restore_large_buffers()?;
         domain.restore_lists(saved.unfinished, saved.stalled_listeners)?;
         domain.restore_datagrams(saved.udp)?;
+        domain.restore_departures(saved.departures).map_err(|reason| invalid(index, reason))?;
         let stamped = saved.stamped.into_iter();
         domain.stamped = stamped.filter(|(socket, _)| (*socket as usize) < domain.sockets.len()).collect();
         Ok(domain)
@@ -497,6 +504,7 @@ impl Domain {
             self.is_offer_timer_set = cx.set_timer(self.offer_timeout, self.token()).is_some();
         }
         self.restore_stamps(cx);
+        self.arm_departures(cx);
         Ok(())
     }
 }
