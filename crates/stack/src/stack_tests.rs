@@ -4,12 +4,13 @@
 use super::*;
 use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::{Capabilities, Label, RxChecksum};
+use crate::ip::FlowLabel;
 use crate::ip::testbench::{RecordingTxQueue, TxRecorder};
 use crate::options::SocketOptions;
 use crate::steering::toeplitz::{self, Toeplitz};
 use crate::tcp::config::{CongestionControl, MtuProbing};
 use crate::wire::MacAddr;
-use core::net::Ipv4Addr;
+use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 
@@ -783,4 +784,100 @@ fn closed_listener_hands_on_connections_with_their_classes() {
         assert_eq!(accepted, [20, 20]);
         b.stack.check_invariants();
     }
+}
+
+/// Returns a host with a link for IPv6, whose frames have a VLAN tag.
+fn ipv6_host(name: char, own: u8, peer: u8) -> TestHost {
+    let mut host = TestHost::new(name, own, peer, &TcpConfig::default(), true, false);
+    let link = LinkConfig {
+        name: "line6".into(),
+        vlan: Some(6),
+        addresses: vec![(address_v6(own).into(), 64)],
+        static_neighbours: vec![(address_v6(peer).into(), MacAddr(mac(peer)))],
+        ..LinkConfig::default()
+    };
+    host.stack.add_link(host.port, &link).unwrap();
+    host.acts = false;
+    host
+}
+
+fn address_v6(last: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into())
+}
+
+/// Returns the flow labels of the packets of a protocol over IPv6 in these frames with a VLAN tag.
+fn flow_labels(frames: &[(Vec<u8>, crate::device::TxMeta)], protocol: u8) -> Vec<u32> {
+    let packets = frames.iter().filter(|(frame, _)| frame[16..18] == [0x86, 0xdd] && frame[24] == protocol);
+    packets.map(|(frame, _)| u32::from_be_bytes(*frame[18..].first_chunk().unwrap()) & 0xf_ffff).collect()
+}
+
+#[test]
+fn flow_labels_are_in_all_segments() {
+    let (auto, reflect) = (FlowLabel::Auto, FlowLabel::Reflect);
+    let (mut random, mut transcript, now) = (Random(1), Vec::new(), Instant::from_millis(1_000));
+    let mut automatic = Vec::new();
+    for (of_listener, of_client) in [
+        (FlowLabel::Fixed(0), FlowLabel::Fixed(0x1_2345)),
+        (reflect, FlowLabel::Fixed(0xf_ffff)),
+        (reflect, FlowLabel::Fixed(0)),
+        (reflect, auto),
+        (auto, reflect),
+    ] {
+        let (mut a, mut b) = (ipv6_host('a', 1, 2), ipv6_host('b', 2, 1));
+        let options = |flow_label| SocketOptions { flow_label, ..SocketOptions::default() };
+        let at = SocketAddr::from((address_v6(2), 80));
+        let listen = ListenOptions { socket: options(of_listener), ..ListenOptions::default() };
+        b.stack.listen(at, listen).unwrap();
+        let connect = ConnectOptions { socket: options(of_client), ..ConnectOptions::default() };
+        let conn = a.stack.connect(now, at, &connect).unwrap();
+        let syn = a.turn(now, &[], &mut random, &mut transcript);
+        let [of_syn] = flow_labels(&syn, 6)[..] else { panic!("one SYN") };
+        let syn_ack = b.turn(now, &syn, &mut random, &mut transcript);
+        let [of_syn_ack] = flow_labels(&syn_ack, 6)[..] else { panic!("one SYN+ACK") };
+        let ack = a.turn(now, &syn_ack, &mut random, &mut transcript);
+        assert_eq!(flow_labels(&ack, 6), [of_syn]);
+        match of_client {
+            FlowLabel::Fixed(label) => assert_eq!(of_syn, label),
+            FlowLabel::Auto | FlowLabel::Reflect => automatic.push(of_syn),
+        }
+        match of_listener {
+            FlowLabel::Fixed(label) => assert_eq!(of_syn_ack, label),
+            FlowLabel::Reflect if of_syn != 0 => assert_eq!(of_syn_ack, of_syn),
+            FlowLabel::Auto | FlowLabel::Reflect => automatic.push(of_syn_ack),
+        }
+        b.turn(now, &ack, &mut random, &mut transcript);
+        b.stack.send(b.conns[0], b"data").unwrap();
+        let data = b.turn(now, &[], &mut random, &mut transcript);
+        assert_eq!(flow_labels(&data, 6), [of_syn_ack], "{of_listener:?}");
+        a.stack.set_option(conn, TcpOption::FlowLabel(FlowLabel::Fixed(7))).unwrap();
+        a.stack.abort(conn).unwrap();
+        assert_eq!(flow_labels(&a.turn(now, &[], &mut random, &mut transcript), 6), [7]);
+        let wrong =
+            ConnectOptions { socket: options(FlowLabel::Fixed(1 << 20)), ..ConnectOptions::default() };
+        assert_eq!(a.stack.connect(now, at, &wrong), Err(ConnectError::InvalidOption));
+    }
+    assert!(automatic.len() == 4 && !automatic.contains(&0), "{automatic:x?}");
+}
+
+#[test]
+fn flow_labels_are_in_datagrams() {
+    let (mut random, mut transcript, now) = (Random(1), Vec::new(), Instant::from_millis(1_000));
+    let mut a = ipv6_host('a', 1, 2);
+    let mut label_of = |socket: FlowLabel, flow_label: Option<FlowLabel>, len: usize| {
+        let options = UdpOptions { flow_label: socket, ..UdpOptions::default() };
+        let udp = a.stack.udp_bind(SocketAddr::from((address_v6(1), 7)), options).unwrap();
+        let to = Some(SocketAddr::from((address_v6(2), 9)));
+        let params = UdpSendParams { to, flow_label, ..UdpSendParams::default() };
+        a.stack.udp_send_with(now, udp, &params, &vec![0; len]).unwrap();
+        a.stack.udp_close(udp).unwrap();
+        let sent = a.turn(now, &[], &mut random, &mut transcript);
+        [flow_labels(&sent, 17), flow_labels(&sent, 44)].concat()
+    };
+    let automatic = label_of(FlowLabel::Auto, None, 1);
+    assert!(automatic.len() == 1 && automatic[0] != 0);
+    assert_eq!(label_of(FlowLabel::Fixed(5), Some(FlowLabel::Auto), 1), automatic, "one flow, one label");
+    assert_eq!(label_of(FlowLabel::Fixed(5), None, 1), [5]);
+    assert_eq!(label_of(FlowLabel::Auto, Some(FlowLabel::Fixed(6)), 1), [6]);
+    assert_eq!(label_of(FlowLabel::Fixed(0), None, 1), [0]);
+    assert_eq!(label_of(FlowLabel::Fixed(5), None, 2000), [5, 5], "fragments");
 }

@@ -34,20 +34,14 @@ const REASONS: &[(&str, &str)] = &[
         "writes without a pause until the RST of its peer arrives; on a busy machine the send buffer is full \
          before the shard has run, as with a peer on another host",
     ),
-    ("ipv6_flowlabel", FLOW_LABELS),
-    ("ipv6_flowlabel -s", FLOW_LABELS),
-    ("ipv6_flowlabel_mgr", FLOW_LABELS),
     (
         "reuseport_bpf",
         "`SO_ATTACH_REUSEPORT_EBPF`: the stack runs no eBPF programs; the half with cBPF programs is a parity case",
     ),
     ("reuseport_bpf_cpu", "expects the CPU of the sender; on a stack programs run on the CPU of the shard"),
     ("so_incoming_cpu", "`SO_INCOMING_CPU` is stored without effect: a shard runs on one core"),
-    ("so_txtime -4", "`SO_TXTIME`: departure times are not taken from programs"),
-    ("so_txtime -6", "`SO_TXTIME`: departure times are not taken from programs"),
     ("udpgro, off, cmsg -4", "`UDP_GRO` also merges datagrams of the loopback, as Linux does on devices"),
 ];
-const FLOW_LABELS: &str = "`IPV6_FLOWLABEL_MGR`: the stack chooses flow labels";
 
 /// A suite on both sides.
 struct Row {

@@ -198,7 +198,7 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
         if socket.family == Family::V4 {
-            return Err(Errno::NOPROTOOPT);
+            return Err(Errno::OPNOTSUPP);
         }
         let mut answer = [0; REQUEST_BYTES];
         answer.copy_from_slice(request.get(..REQUEST_BYTES).ok_or(Errno::INVAL)?);

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::Ops;
 use crate::file::SocketRole;
+use crate::flow_labels::{FLOWLABEL_MGR, REQUEST_BYTES};
 use crate::kernel_socket;
 use crate::sockaddr::Family;
 use crate::unordered::{GINNEL_UNORDERED_RECV, GINNEL_UNORDERED_SEND, SOL_GINNEL};
@@ -109,6 +110,9 @@ impl Ops {
         name: c_int,
         space: usize,
     ) -> Result<OptionValue, Errno> {
+        if (level, name) == (libc::IPPROTO_IPV6, FLOWLABEL_MGR) {
+            return self.flow_label(fd, &[0; REQUEST_BYTES][..space.min(REQUEST_BYTES)]);
+        }
         let mut state = self.lock()?;
         state.notice_announced_end();
         let file = self.file_of(&mut state, fd)?;

@@ -7,6 +7,7 @@
 //! tables if they differ from the lines.
 
 mod arrivals;
+mod departures;
 mod descriptors;
 mod document;
 mod dual_groups;
@@ -14,6 +15,7 @@ mod dual_listeners;
 mod epoll;
 mod fastopen;
 mod filters;
+mod flow_labels;
 mod kernel;
 mod listeners;
 mod multicast;
@@ -54,12 +56,14 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 26] = [
+const MODULES: [Cases; 28] = [
     arrivals::tests::CASES,
     descriptors::tests::CASES,
+    departures::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
     filters::tests::CASES,
+    flow_labels::tests::CASES,
     listeners::tests::CASES,
     multicast::tests::CASES,
     options::tests::CASES,

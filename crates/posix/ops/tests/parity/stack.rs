@@ -9,6 +9,7 @@ use ginnel::channel::{ChannelConfig, ChannelServer};
 use ginnel::config::{Config, DeviceConfig, DeviceKind, Loopback};
 use ginnel::{Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_posix_ops::flow_labels::FLOWLABEL_MGR;
 use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, SendArgs, Timeout, UserSlice, UserSliceMut};
 use ginnel_stack::device::Device;
 use rustix::io::Errno;
@@ -303,6 +304,9 @@ impl Sys for OnStack {
     }
 
     fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno> {
+        if (level, name) == (libc::IPPROTO_IPV6, FLOWLABEL_MGR) {
+            return self.0.flow_label(fd, value).map(|answer| answer.bytes().to_vec());
+        }
         self.0.source_filter(fd, level, name, value)?.ok_or(Errno::NOPROTOOPT)
     }
 

@@ -75,7 +75,7 @@ pub trait Sys: Sync {
     /// `SO_GET_FILTER` with a buffer for `space` instructions. Returns the length that the call returned, and
     /// the first bytes of the buffer, as many as a program of that length has.
     fn attached_filter(&self, fd: Fd, space: usize) -> Result<(usize, Vec<u8>), Errno>;
-    /// `getsockopt` of a source filter: `value` names the group.
+    /// `getsockopt` of a source filter, or of a flow label: `value` is the request.
     fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno>;
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
