@@ -361,7 +361,7 @@ pub const OPTIONS: &[OptionRow] = &[
         61,
         "SO_TXTIME",
         "datagrams that have a time behave as with Linux's queueing disciplines: with `CLOCK_MONOTONIC` as with `fq` (one whose time has passed is sent at once, one that is more than 10 s ahead is dropped), with other clocks as with `etf` (one whose time has passed is dropped, and reported with `SO_EE_CODE_TXTIME_INVALID_PARAM`; `SO_EE_CODE_TXTIME_MISSED` does not occur, since a held datagram is sent even if the shard is late). \
-         All leave in the order of their times. A socket holds at most as many bytes as its buffer of the channel has. TCP ignores the times, as in Linux.",
+         All leave in the order of their times. A socket holds at most as many bytes as its buffer of the channel has (`channel.socket_buffer_bytes`); a datagram that is longer than that is sent at once. TCP ignores the times, as in Linux.",
     ),
     dedicated_with_note(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
     dedicated_with_note(

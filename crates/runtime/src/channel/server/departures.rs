@@ -100,6 +100,7 @@ impl Domain {
         if at <= now {
             return Departure::Now;
         }
+        // limit: bytes of datagrams that a socket holds until their time
         let limit = self.region.buffer_bytes();
         let Some(queue) = &mut self.sockets[socket as usize].datagram_queue else { return Departure::Now };
         if queue.held_bytes > 0 && queue.held_bytes + header.stream_bytes() > limit {

@@ -1,6 +1,7 @@
 //! UDP sockets with queued datagrams.
 
 use super::*;
+use core::num::NonZeroU32;
 use ginnel_stack::udp::{UdpOptions, UdpSendParams};
 use std::io::{IoSlice, IoSliceMut};
 
@@ -73,6 +74,42 @@ fn datagrams_written_without_a_shard_are_sent() {
     assert_eq!(fixture.peer.handler().datagrams, [b"and released"]);
     // The port is free again.
     assert!(client.udp_open(local, UdpOptions::default()).is_ok());
+    drop(client);
+    fixture.assert_all_freed();
+}
+
+#[test]
+fn held_datagrams_leave_in_time_after_an_upgrade() {
+    const MS: Duration = Duration::from_millis(1);
+    let mut fixture = SavedFixture::new(&small_config(), Peer::default());
+    let (_domain, mut client) = fixture.open_domain();
+    fixture.peer.with(fixture.now, |_, cx| {
+        cx.udp_bind("0.0.0.0:99".parse().unwrap(), UdpOptions::default()).unwrap();
+    });
+    let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+    client.udp_connect(socket, "10.0.0.2:99".parse().unwrap()).unwrap();
+    let params = UdpSendParams::default();
+    for (ms, text) in [(40, &b"last"[..]), (20, b"first"), (0, b"at once")] {
+        let departs_us = NonZeroU32::new(((fixture.now + ms * MS).as_nanos() / 1000) as u32);
+        let sent = client.udp_send_queued_from(socket, &params, departs_us, &[IoSlice::new(text)]);
+        assert!(sent.unwrap().is_ok());
+    }
+    client.flush();
+    fixture.run(10 * MS);
+    assert_eq!(fixture.peer.handler().datagrams, [b"at once"]);
+    // The socket has no owner any more, but stays until the datagrams have left.
+    client.release(socket).unwrap();
+    client.flush();
+    fixture.run(MS);
+    fixture.replace_shard();
+    fixture.run(8 * MS);
+    assert_eq!(fixture.peer.handler().datagrams.len(), 1, "19 ms");
+    fixture.run(3 * MS);
+    assert_eq!(fixture.peer.handler().datagrams[1..], [b"first"], "22 ms");
+    fixture.run(17 * MS);
+    assert_eq!(fixture.peer.handler().datagrams.len(), 2, "39 ms");
+    fixture.run(3 * MS);
+    assert_eq!(fixture.peer.handler().datagrams[2..], [b"last"], "42 ms");
     drop(client);
     fixture.assert_all_freed();
 }
