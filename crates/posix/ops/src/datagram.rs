@@ -23,6 +23,7 @@ use crate::departures::Departure;
 use crate::descriptor_report::KernelReason;
 use crate::fd_table::FileId;
 use crate::file::{SocketRole, UdpSocket};
+use crate::flow_labels::LABEL_MASK;
 use crate::interfaces::FIRST_INDEX;
 use crate::lock::LockGuard;
 use crate::options::BoolOption;
@@ -126,9 +127,12 @@ impl Ops {
             [] => SendCmsgs::default(),
             control => SendCmsgs::read(control, v4, socket_state(), flow_info)?,
         };
+        let named_label = if to.is_some() { flow_info } else { 0 };
+        socket.check_flow_label(named_label)?;
         let flow_info = cmsgs.flow_info.unwrap_or(flow_info);
-        // Of the connected peer, it was checked when the socket was connected.
-        if flow_info != 0 && (to.is_some() || !args.control.is_empty()) {
+        // Linux does not check the label of a control message if the address has one, too. That of the
+        // connected peer was checked when the socket was connected.
+        if named_label & LABEL_MASK == 0 && !args.control.is_empty() {
             socket.check_flow_label(flow_info)?;
         }
         let is_named = to.is_some() || cmsgs.flow_info.is_some();

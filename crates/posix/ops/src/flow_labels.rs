@@ -28,7 +28,7 @@ pub(crate) const MANAGER: &str = "IPV6_FLOWLABEL_MGR";
 /// Bits of a label, and of a label and a traffic class.
 pub(crate) const LABEL_MASK: u32 = 0x000f_ffff;
 const FLOW_INFO_MASK: u32 = 0x0fff_ffff;
-/// Bits of the ECN field in flow information.
+/// Bits of the ECN field in flow information, which TCP sets itself.
 const ECN_BITS: u32 = 3 << 20;
 /// Marks in the stored value that the socket reflects labels.
 const REFLECTS: u32 = 1 << 30;
@@ -265,7 +265,8 @@ impl ProcessState {
     /// `EINVAL` if the socket may not send the label.
     pub(crate) fn take_peer_flow_info(&mut self, file: FileId, address: &[u8]) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
-        let flow_info = socket.named_flow_info(address) & !ECN_BITS;
+        let ecn_bits = if socket.is_udp { 0 } else { ECN_BITS };
+        let flow_info = socket.named_flow_info(address) & !ecn_bits;
         socket.check_flow_label(flow_info)?;
         if flow_info != socket.peer_flow_info() {
             let reflects = socket.options.stored_flow_info() & REFLECTS;

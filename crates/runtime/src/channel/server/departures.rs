@@ -72,7 +72,7 @@ fn departure_after(now: Instant, departs_us: u32) -> Instant {
 /// What becomes of a datagram with a time of departure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// It is sent at once, because its time has passed.
+    /// It is sent at once, because its time has passed and the socket holds nothing.
     Now,
     /// It is held, and was copied.
     Held,
@@ -97,12 +97,13 @@ impl Domain {
     ) -> Departure {
         let now = cx.now();
         let at = departure_after(now, header.received_us.map_or(0, NonZeroU32::get));
-        if at <= now {
-            return Departure::Now;
-        }
         // limit: bytes of datagrams that a socket holds until their time
         let limit = self.region.buffer_bytes();
         let Some(queue) = &mut self.sockets[socket as usize].datagram_queue else { return Departure::Now };
+        if at <= now && queue.held_bytes == 0 {
+            return Departure::Now;
+        }
+        // One whose time has passed does not overtake those that are held.
         if queue.held_bytes > 0 && queue.held_bytes + header.stream_bytes() > limit {
             return Departure::Waits;
         }
@@ -143,6 +144,7 @@ impl Domain {
     pub(super) fn on_departure_timer(&mut self, cx: &mut Context<'_>) {
         self.departures.timer = None;
         let now = cx.now();
+        let mut sockets: Vec<(u32, UdpHandle)> = Vec::new();
         for _ in 0..DATAGRAMS_PER_TURN {
             let Some(HeldDatagram { socket, udp, header, data }) = self.departures.pop_due(now) else {
                 break;
@@ -158,6 +160,11 @@ impl Domain {
                 Err(UdpError::DeviceFull | UdpError::NoBuffers) => self.stats.datagrams_refused += 1,
                 Err(error) => self.publish_udp_error(socket, error),
             }
+            if !sockets.contains(&(socket, udp)) {
+                sockets.push((socket, udp));
+            }
+        }
+        for (socket, udp) in sockets {
             // Takes what had to wait in the region.
             self.send_queued_datagrams(cx, socket, udp, CHUNK_BYTES);
             if self.sockets[socket as usize].is_closing {
