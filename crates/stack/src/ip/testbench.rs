@@ -160,9 +160,11 @@ impl NetworkFixture {
         let flow_key = rx_fast_path::peek_flow_key(frame.bytes);
         let Some(segment_seen) = self.network.parse_fast(self.port, frame) else { return };
         let ParsedFrame::Tcp(l4) = parsed else { panic!("the slow path finds no segment: {parsed:?}") };
-        let FastPathSegment { key, ecn, header, options, payload, payload_at, hop_limit: _ } = segment_seen;
+        let FastPathSegment { key, ecn, hop_limit, flow_label, header, options, payload, payload_at } =
+            segment_seen;
         let segment = TcpSegment { header: TcpHeader::parse(header), options, payload };
         assert_eq!((key.remote.ip(), key.local.ip(), ecn), (l4.src, l4.dst, l4.ecn));
+        assert_eq!((hop_limit, flow_label), (l4.hop_limit, l4.flow_label()));
         assert_eq!((key.remote_port, key.local_port), (segment.header.src_port, segment.header.dst_port));
         assert_eq!(Ok(segment), TcpSegment::parse(l4.bytes));
         assert_eq!(&frame.bytes[payload_at as usize..][..segment.payload.len()], segment.payload);

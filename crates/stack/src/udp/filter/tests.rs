@@ -85,6 +85,7 @@ fn filter_sees_each_datagram_of_a_super_frame() {
         to: IpAddr::from([10, 0, 0, 1]),
         tos: 3,
         hop_limit: 9,
+        flow_label: 0,
         gso_size: 0,
     };
     sockets.udp.deliver(0, &description, b"abcdefghij", 4, &arrival);
