@@ -48,6 +48,7 @@ pub(super) struct DatagramHeader {
     pub gso_size: u16,
     /// Time of arrival, if requested: the lowest 32 bits of the microseconds since 1970. For an outgoing
     /// datagram, the time before which it must not be sent: those of the microseconds of the monotonic clock.
+    #[serde(skip)]
     pub received_us: Option<NonZeroU32>,
 }
 
