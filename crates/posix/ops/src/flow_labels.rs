@@ -73,8 +73,8 @@ impl FlowLabels {
     /// # Errors
     /// `EINVAL` if it may not.
     fn select(&self, flow_info: u32) -> Result<(), Errno> {
-        // `tcp_v6_connect` checks and stores the label before it looks at the address, and an IPv6-only socket
-        // cannot be connected to this one.
+        // `tcp_v6_connect` checks and stores the label before it looks at the address, and an IPv6-only
+        // socket cannot be connected to this one.
         let unreachable = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), 1);
         let mut address = sockaddr::encode(unreachable, Family::V6).bytes().to_vec();
         address[FLOW_INFO_AT].copy_from_slice(&flow_info.to_be_bytes());
@@ -143,8 +143,8 @@ pub(crate) fn received_flow_info(tclass: u8, label: u32) -> Option<[u8; 4]> {
 }
 
 impl Ops {
-    /// Implements `setsockopt` of `IPV6_FLOWLABEL_MGR`. Where the program has asked for any label, the request
-    /// has the label afterwards.
+    /// Implements `setsockopt` of `IPV6_FLOWLABEL_MGR`. Where the program has asked for any label, the
+    /// request has the label afterwards.
     ///
     /// # Errors
     /// Those of the kernel.
@@ -191,8 +191,8 @@ impl Ops {
     /// Implements `getsockopt` of `IPV6_FLOWLABEL_MGR`.
     ///
     /// # Errors
-    /// `EINVAL` for a request that is too short or of another action; `ENOENT` if the label of the peer is not
-    /// reserved by the socket.
+    /// `EINVAL` for a request that is too short or of another action; `ENOENT` if the label of the peer is
+    /// not reserved by the socket.
     pub fn flow_label(&self, fd: RawFd, request: &[u8]) -> Result<OptionValue, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
@@ -229,8 +229,8 @@ impl Socket {
         self.flow_labels.as_deref_mut().ok_or(Errno::INVAL)
     }
 
-    /// Checks whether the socket may send this label (`fl6_sock_lookup`): it has reserved it, or nobody in the
-    /// network namespace has reserved labels that are not shared with all.
+    /// Checks whether the socket may send this label (`fl6_sock_lookup`): it has reserved it, or nobody in
+    /// the network namespace has reserved labels that are not shared with all.
     ///
     /// # Errors
     /// `EINVAL`.

@@ -298,7 +298,8 @@ impl SendCmsgs {
     /// `EINVAL` if a control message is malformed or unknown, `EPERM` for a priority or mark that the program
     /// may not send. Those of other levels and for the other version of IP are ignored, except for the source
     /// address. `socket` has the socket's family, and tells whether the transmit timestamps of its datagrams
-    /// have numbers, and whether these may have times; `flow_info` is the flow information of the destination.
+    /// have numbers, and whether these may have times; `flow_info` is the flow information of the
+    /// destination.
     pub fn read(
         control: &[u8],
         v4: bool,
