@@ -6,6 +6,16 @@ use ginnel::config::DeviceKind;
 use ginnel_devices::interface::{LinkState, LinkStates};
 use std::collections::BTreeMap;
 
+/// Returns the interfaces of the TAP and AF_XDP devices of a stack, and the kinds of their devices. An
+/// interface may have several devices.
+pub fn kernel_interfaces(config: &Config) -> BTreeMap<String, DeviceKind> {
+    let devices = config.devices.iter().filter(|device| match device.kind {
+        DeviceKind::AfXdp | DeviceKind::Tap => true,
+        DeviceKind::Memory | DeviceKind::Memif | DeviceKind::Dpdk => false,
+    });
+    devices.map(|device| (device.interface().to_owned(), device.kind)).collect()
+}
+
 /// The interfaces of a stack.
 pub struct InterfaceWatch {
     /// Opened by the first look, in the thread that looks.
@@ -22,20 +32,13 @@ struct WatchedInterface {
 impl InterfaceWatch {
     /// Creates the watch for the TAP and AF_XDP devices of a stack.
     pub fn new(config: &Config) -> Self {
-        // An interface may have several devices.
-        let mut interfaces = BTreeMap::new();
-        for device in &config.devices {
-            let last = match device.kind {
-                // It must be up when the stack starts.
-                DeviceKind::AfXdp => Some(LinkState::Up),
-                // The stack may create it and sets it up.
-                DeviceKind::Tap => None,
-                DeviceKind::Memory | DeviceKind::Memif | DeviceKind::Dpdk => continue,
-            };
-            interfaces.insert(device.interface.as_ref().unwrap_or(&device.name).clone(), last);
-        }
-        let interfaces = interfaces.into_iter().map(|(name, last)| WatchedInterface { name, last }).collect();
-        Self { states: None, interfaces }
+        let of = |(name, kind)| {
+            // The interface of an AF_XDP device must be up when the stack starts. That of a TAP device may be
+            // created by the stack, which sets it up.
+            let last = (kind == DeviceKind::AfXdp).then_some(LinkState::Up);
+            WatchedInterface { name, last }
+        };
+        Self { states: None, interfaces: kernel_interfaces(config).into_iter().map(of).collect() }
     }
 
     /// Reads the states of the interfaces and writes what has changed.

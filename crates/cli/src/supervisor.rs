@@ -8,6 +8,7 @@
 //!   └───────────────────────────────────────────┘        └──────────────────────────┘
 //! ```
 
+mod interface_changes;
 mod upgrade;
 
 use crate::descriptor_limit;
@@ -26,6 +27,7 @@ use ginnel::config::RunConfig;
 use ginnel::inspect::restore_routes;
 use ginnel::run_dir::restarts;
 use ginnel::{Config, KeptTaps, PublishedStack, STATE_FORMAT, StateFormat, StopFlag, open_taps};
+use interface_changes::LastInterfaces;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::set_name;
 use std::ffi::CStr;
@@ -96,7 +98,8 @@ pub struct ShardProcess {
     executable: Mutex<Arc<Executable>>,
     /// The directory of the stack.
     directory: PathBuf,
-    taps: KeptTaps,
+    taps: Mutex<KeptTaps>,
+    interfaces: Mutex<LastInterfaces>,
     /// The layout that the shards of an upgrade must have, too.
     layout: StackLayout,
     /// Locked during an upgrade.
@@ -146,7 +149,9 @@ impl ShardProcess {
             .map_err(|failed| end_failed_child(&mut child, failed.error))?;
         let executable = Executable { file: executable, state_format: Some(STATE_FORMAT) };
         let layout = StackLayout::of(config);
-        let process = Arc::new(Self::new(child, executable, directory.to_owned(), taps, layout));
+        let interfaces = LastInterfaces::read(config);
+        let process =
+            Arc::new(Self::new(child, executable, directory.to_owned(), (taps, interfaces), layout));
         let restarting = process.clone();
         let mut history = History { started: Instant::now(), pause: FIRST_PAUSE };
         let upgrading = process.clone();
@@ -164,14 +169,15 @@ impl ShardProcess {
         child: Child,
         executable: Executable,
         directory: PathBuf,
-        taps: KeptTaps,
+        (taps, interfaces): (KeptTaps, LastInterfaces),
         layout: StackLayout,
     ) -> Self {
         Self {
             child: Mutex::new(child),
             executable: Mutex::new(Arc::new(executable)),
             directory,
-            taps,
+            taps: Mutex::new(taps),
+            interfaces: Mutex::new(interfaces),
             layout,
             upgrading: Mutex::default(),
             upgrade: Mutex::default(),
@@ -299,17 +305,23 @@ impl ShardProcess {
             if self.is_stopping() {
                 return Err(not_created(Failure::running("the stack is being stopped")));
             }
-            let (next, link) = spawn(executable, &self.directory, &self.taps, state).map_err(not_created)?;
+            let mut taps = lock(&self.taps);
+            reopen_deleted_taps(&mut taps).map_err(not_created)?;
+            let (next, link) = spawn(executable, &self.directory, &taps, state).map_err(not_created)?;
             *child = next;
             link
         };
-        ChildLink::open(link, state, timeout).map_err(|NotServing { error, has_used_state }| {
-            let failure = match error {
-                ginnel::Error::StackGone => Failure::running("it has ended"),
-                error => Failure::from(error),
-            };
-            NotStarted { failure, has_used_state }
-        })
+        let opened =
+            ChildLink::open(link, state, timeout).map_err(|NotServing { error, has_used_state }| {
+                let failure = match error {
+                    ginnel::Error::StackGone => Failure::running("it has ended"),
+                    error => Failure::from(error),
+                };
+                NotStarted { failure, has_used_state }
+            })?;
+        // The shards have opened and configured the interfaces.
+        lock(&self.interfaces).update().iter().for_each(|change| tracing::warn!("{change}"));
+        Ok(opened)
     }
 
     /// Kills the child and waits for its end, so that it has no devices any more.
@@ -429,6 +441,18 @@ pub fn describe(status: ExitStatus) -> String {
         (None, Some(signal)) => format!("signal {signal}"),
         (None, None) => "unknown cause".into(),
     }
+}
+
+/// Opens TAP devices whose interfaces were deleted again, as the start of a stack does.
+fn reopen_deleted_taps(taps: &mut KeptTaps) -> Result<(), Failure> {
+    for (device, tap) in taps {
+        match tap.reopen_if_deleted() {
+            Ok(false) => {}
+            Ok(true) => tracing::warn!("TAP interface {} was deleted, and is opened again", tap.name),
+            Err(error) => return Err(Failure::running(format!("device {device}: {error}"))),
+        }
+    }
+    Ok(())
 }
 
 /// Starts a child with the command line of this process and `--shards-of`. Returns the child, and the
@@ -578,7 +602,7 @@ mod tests {
             child,
             executable,
             "/nonexistent".into(),
-            Vec::new(),
+            (Vec::new(), LastInterfaces::read(&Config::default())),
             StackLayout::of(&Config::default()),
         ));
         let restarting = process.clone();

@@ -89,6 +89,73 @@ fn stack_over_af_xdp_serves_again() {
     });
 }
 
+/// Changes the interface `web0` by `change` in the namespace `host` of a running stack with these options.
+/// The log of the restart must have `expected`.
+fn changed_interface_is_logged(
+    name: &str,
+    (options, host): (&[&str], &Namespace),
+    changes: &[(&dyn Fn(), &[&str])],
+) {
+    let fixture = Fixture::new(name);
+    let inside = |command: Command| host.run(|| Ok::<_, std::io::Error>(RunningProgram::new(command)));
+    let up = [&["up", "lab", "--address", "10.9.0.2/24"], options];
+    let _up = inside(fixture.ginnel(&up.concat())).unwrap();
+    wait_until("it serves", || fixture.path().join("run/lab/ready").exists());
+    let log = || fixture.run_ok(&["log", "lab"]);
+    for (starts, (change, expected)) in changes.iter().enumerate() {
+        change();
+        kill_shards(supervisor_of(&fixture, "lab"));
+        wait_until("the shards run", || log().matches("was started again").count() > starts);
+        let log = log();
+        let of_change = "differs from the last start of the shards: ";
+        let entries: Vec<&str> = log.lines().filter(|line| line.contains(of_change)).collect();
+        assert_eq!(entries.len(), usize::from(!expected.is_empty()) * (starts + 1), "{log}");
+        let last = entries.last().copied().unwrap_or_default();
+        assert!(last.contains("WARN  interface web0 "), "{log}");
+        expected.iter().for_each(|part| assert!(last.contains(part), "{part}: {log}"));
+    }
+}
+
+#[test]
+fn changed_tap_is_logged_at_a_restart() {
+    over_tap("changed_tap_is_logged_at_a_restart", |options, host, _| {
+        let change = || {
+            host.ip("link set web0 mtu 1400").unwrap();
+            host.ip("link set web0 address 02:00:00:00:00:07").unwrap();
+        };
+        // Programs cannot wait for the interface: the next shards make it.
+        let delete = || drop(host.ip("link del web0").unwrap());
+        let replace = || {
+            host.ip("link del web0").unwrap();
+            host.ip("tuntap add web0 mode tap").unwrap();
+            host.ip("link set web0 mtu 1300").unwrap();
+        };
+        let changes: [(&dyn Fn(), &[&str]); 3] = [
+            (&change, &["MTU 1400 (was 1500)", "MAC address 02:00:00:00:00:07 (was "]),
+            (&delete, &["deleted and made again (index ", "MTU 1500 (was 1400)", " (was 02:00:00:00:00:07)"]),
+            (&replace, &["deleted and made again (index ", "MTU 1300 (was 1500)"]),
+        ];
+        changed_interface_is_logged("changed-tap", (options, host), &changes);
+    });
+}
+
+#[test]
+fn changed_af_xdp_is_logged_at_a_restart() {
+    over_af_xdp("changed_af_xdp_is_logged_at_a_restart", |options, host, clients| {
+        let change = || drop(host.ip("link set web0 mtu 1400").unwrap());
+        let replace = || {
+            host.ip("link del web0").unwrap();
+            let veth = |name| VethEnd { name, queues: 1 };
+            host.connect_queues(veth("web0"), clients, veth("web1"), 1500).unwrap();
+        };
+        let changes: [(&dyn Fn(), &[&str]); 2] = [
+            (&change, &["MTU 1400 (was 1500)"]),
+            (&replace, &["deleted and made again (index ", "MTU 1500 (was 1400)", "MAC address "]),
+        ];
+        changed_interface_is_logged("changed-xdp", (options, host), &changes);
+    });
+}
+
 /// Kills the shards of both stacks of a memif link in turn.
 #[test]
 fn stacks_over_memif_serve_again() {

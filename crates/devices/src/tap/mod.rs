@@ -130,6 +130,23 @@ pub struct TapDescriptors {
     pub queues: Vec<OwnedFd>,
 }
 
+impl TapDescriptors {
+    /// Opens the descriptors again if the interface was deleted, because they never belong to another one. An
+    /// interface that has been made again is used, otherwise one is created. Returns true if it was deleted.
+    ///
+    /// # Errors
+    /// See [`open_queues`].
+    pub fn reopen_if_deleted(&mut self) -> io::Result<bool> {
+        let is_deleted = |fd| ioctl::set_header_len(fd, vnet::LEN) == Err(Errno::BADFD);
+        if !self.queues.iter().any(is_deleted) {
+            return Ok(false);
+        }
+        let config = TapConfig { name: Some(self.name.clone()), ..TapConfig::default() };
+        *self = open_descriptors(&config, self.queues.len())?;
+        Ok(true)
+    }
+}
+
 /// Opens the descriptors of a TAP device, for [`open_with`] in this process or another one.
 ///
 /// # Errors
