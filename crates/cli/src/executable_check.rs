@@ -1,12 +1,14 @@
 //! Check of an executable before an upgrade: it must be a version of this program that accepts the command
 //! line of the stack and whose messages the supervisor and the programs on the stack understand.
 
+use crate::failure::Failure;
+use crate::served_stack::check_placement;
 use crate::supervisor::same_command;
 use core::fmt;
 use core::time::Duration;
 use ginnel::broker::PROTOCOL_VERSION;
 use ginnel::config::DeviceKind;
-use ginnel::{Config, STATE_FORMAT, StateFormat};
+use ginnel::{Config, STATE_FORMAT, Shards, StateConfig, StateFormat};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, Read};
@@ -38,6 +40,8 @@ pub struct CheckedExecutable {
     pub state_format: Option<StateFormat>,
     /// Layout of the stack that it would run; `None` if it does not tell.
     pub layout: Option<StackLayout>,
+    /// On what the states depend that it reads; `None` if it does not tell.
+    pub state_config: Option<StateConfig>,
 }
 
 /// Describes what must not change as long as a stack runs: programs know its shards, and the supervisor keeps
@@ -85,12 +89,22 @@ impl fmt::Display for StackLayout {
     }
 }
 
-/// Returns what this program prints about itself for [`check`] in another process: the versions of the broker
-/// protocol, of the program and of saved states, the layout of these, and the layout of the stack.
-pub fn print_own(config: &Config) -> String {
+/// Checks that this program could run a stack with this configuration, as far as that is known before it
+/// opens a device. Returns what it prints about itself for [`check`] in another process: the versions of the
+/// broker protocol, of the program and of saved states, the layout of these, the layout of the stack, and on
+/// what the states depend.
+pub fn check_own(config: &Config) -> Result<String, Failure> {
+    check_placement(config)?;
+    Shards::new(config.clone()).check()?;
+    Ok(describe_own(config))
+}
+
+fn describe_own(config: &Config) -> String {
     let StateFormat { version, layout } = STATE_FORMAT;
     let stack = StackLayout::of(config);
-    format!("{WORD} {PROTOCOL_VERSION} {} {version} {layout:016x} {stack}", env!("CARGO_PKG_VERSION"))
+    let state = StateConfig::of(config);
+    let program = env!("CARGO_PKG_VERSION");
+    format!("{WORD} {PROTOCOL_VERSION} {program} {version} {layout:016x} {stack} {state}")
 }
 
 /// Has `executable` check the command line and the configuration of this process. Returns its versions, or
@@ -157,7 +171,8 @@ fn parse(output: &str) -> Option<Result<CheckedExecutable, String>> {
         let layout = words.next().zip(words.next());
         let layout = layout.and_then(|(shards, taps)| StackLayout::parse(shards, taps));
         let version = Version(version.to_owned());
-        return Some(Ok(CheckedExecutable { version, state_format, layout }));
+        let state_config = words.collect::<Vec<_>>().join(" ").parse().ok();
+        return Some(Ok(CheckedExecutable { version, state_format, layout, state_config }));
     }
     Some(Err(format!(
         "version {version} has version {protocol} of the broker protocol, and the programs on the stack have version {PROTOCOL_VERSION}: stop the stack, and start it again"
@@ -174,8 +189,9 @@ mod tests {
         let state_format = Some(STATE_FORMAT);
         let config = Config::default();
         let layout = Some(StackLayout { shards: 1, taps: String::new() });
-        let own = CheckedExecutable { version, state_format, layout };
-        assert_eq!(parse(&print_own(&config)), Some(Ok(own)));
+        let state_config = Some(StateConfig::of(&config));
+        let own = CheckedExecutable { version, state_format, layout, state_config };
+        assert_eq!(parse(&describe_own(&config)), Some(Ok(own)));
     }
 
     #[test]

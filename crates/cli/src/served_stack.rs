@@ -66,6 +66,16 @@ impl ShardThreads {
     }
 }
 
+/// Checks that a configuration has no threads of an application.
+pub fn check_placement(config: &Config) -> Result<(), Failure> {
+    if config.shard.placement == Placement::Inline && config.shard.workers == 0 {
+        return Ok(());
+    }
+    Err(Failure::usage(
+        "shard.placement and shard.workers have no effect with ginnel run and ginnel up, whose programs are separate processes: remove them",
+    ))
+}
+
 /// Opens the devices and the shards that `config` describes; `taps` are open already. The shards continue
 /// with `state`. Returns the shards and the senders of their commands.
 pub fn open_shards(
@@ -143,10 +153,7 @@ impl OpenedStack {
             unprivileged_port_start: config.run.unprivileged_port_start.unwrap_or(unprivileged_port_start),
             congestion_control: config.tcp.congestion_control,
         };
-        if config.shard.placement != Placement::Inline || config.shard.workers > 0 {
-            let problem = "have no effect with ginnel run and ginnel up, whose programs are separate processes: remove them";
-            return Err(Failure::usage(format!("shard.placement and shard.workers {problem}")));
-        }
+        check_placement(&config)?;
         descriptor_limit::raise();
         let publish = match on_death {
             OnStackDeath::Fail => PublishedStack::new,

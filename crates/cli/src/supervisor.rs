@@ -26,7 +26,7 @@ use ginnel::broker::{
 use ginnel::config::RunConfig;
 use ginnel::inspect::restore_routes;
 use ginnel::run_dir::restarts;
-use ginnel::{Config, KeptTaps, PublishedStack, STATE_FORMAT, StateFormat, StopFlag, open_taps};
+use ginnel::{Config, KeptTaps, PublishedStack, STATE_FORMAT, StateConfig, StateFormat, StopFlag, open_taps};
 use interface_changes::LastInterfaces;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::set_name;
@@ -467,6 +467,9 @@ fn spawn(
     let failed = |e| Failure::running(format!("process of the shards: {e}"));
     let (link, child_end) = link_pair()?;
     send_start(&link, taps, state)?;
+    if let Err(error) = StateConfig::forget(directory) {
+        tracing::warn!("what saved states depend on was not removed: {error}");
+    }
     let mut command = same_command(executable, |command| _ = command.arg("--shards-of").arg(directory));
     // Signals of the terminal are for the supervisor and its programs.
     command.process_group(0).stdin(Stdio::from(child_end));
@@ -510,13 +513,13 @@ pub fn run_shards(mut config: Config, directory: &Path, logs_to_file: bool) -> R
         Ok(refused) => refused.iter().for_each(|route| tracing::warn!("a route was not restored: {route}")),
         Err(e) => tracing::warn!("the routes before the restart were not restored: {e}"),
     }
-    serve_shards(config, published, link, &stop, logs_to_file)
+    serve_shards(config, (published, directory), link, &stop, logs_to_file)
         .map_err(|failure| log::record_last_failure("the stack was not started, or stops", failure))
 }
 
 fn serve_shards(
     config: Config,
-    published: Arc<PublishedStack>,
+    (published, directory): (Arc<PublishedStack>, &Path),
     link: OwnedFd,
     stop: &StopFlag,
     logs_to_file: bool,
@@ -524,7 +527,11 @@ fn serve_shards(
     descriptor_limit::raise();
     let ChildStart { taps, state } = receive_start(&link)?;
     let is_restored = state.is_some();
+    let state_config = StateConfig::of(&config);
     let (mut shards, commanders) = open_shards(config, published, taps, state)?;
+    if let Err(error) = state_config.record(directory) {
+        tracing::warn!("what saved states depend on was not written: {error}");
+    }
     if logs_to_file {
         log::redirect_output()?;
     }

@@ -21,6 +21,7 @@ use crate::placement::{Affinity, CoShard, Role};
 use crate::prioritized_rx::{DeviceCheck, Priorities};
 use crate::published_stack::PublishedStack;
 use crate::relay::DeviceUsers;
+use crate::saved_shard::state_config;
 use crate::shard::{RxPort, Shard};
 use crate::shard_router::ShardRouter;
 use crate::stats::{ShardStats, StatsWriter};
@@ -300,10 +301,12 @@ impl<H: Handler> ShardBuilder<H> {
             None => random_seed()?,
         };
         let distribution = match &self.parts.member {
-            Some(member) => distribution(member, &self.parts.config),
+            Some(ShardMember { index, count, .. }) => {
+                format!("{index} of {count}: {}", state_config::distribution(&self.parts.config))
+            }
             None => String::new(),
         };
-        let interfaces = interfaces(&self.parts.config);
+        let interfaces = state_config::interfaces(&self.parts.config);
         let EngineParts { stack, ports, links, classifiers } = match self.parts.channel.take() {
             Some(client) => EngineParts::remote(Engine::Channel(Box::new(RemoteEngine::new(client, now)))),
             None => self.build_engine(&seed, now)?,
@@ -477,12 +480,6 @@ impl<H> ShardBuilder<H> {
     }
 }
 
-/// Describes how frames are distributed among several shards, as far as the configuration says.
-fn distribution(member: &ShardMember, config: &Config) -> String {
-    let devices: Vec<_> = config.devices.iter().map(|device| (&device.name, &device.shards)).collect();
-    format!("{} of {}: {:?} {devices:?}", member.index, member.count, config.steering)
-}
-
 /// Limits the frames that wait in a device which reports its backlog, so that few frames are in front of an
 /// urgent one. A relay refuses frames by their class itself.
 fn limit_backlog(
@@ -516,13 +513,6 @@ fn take_or_open(
         None => devices::open(config, full_config)?,
     };
     devices::wrap(device, config)
-}
-
-/// Describes the devices and links to which a saved state refers by number.
-fn interfaces(config: &Config) -> String {
-    let devices: Vec<_> = config.devices.iter().map(|device| &device.name).collect();
-    let links: Vec<_> = config.links.iter().map(|link| (&link.device, link.vlan)).collect();
-    format!("{devices:?} {links:?}")
 }
 
 fn add_links(stack: &mut Stack, config: &Config, ports: &[RxPort]) -> Result<Vec<LinkId>, Error> {

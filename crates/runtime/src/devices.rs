@@ -6,7 +6,7 @@ use core::time::Duration;
 use ginnel_devices::af_xdp::{self, AfXdpConfig};
 use ginnel_devices::dpdk::{self, DpdkConfig};
 use ginnel_devices::memif::{MemifConfig, Role};
-use ginnel_devices::{capture, faults, memif, tap};
+use ginnel_devices::{capture, faults, interface, memif, tap};
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 
@@ -38,14 +38,46 @@ pub(crate) fn open(config: &DeviceConfig, stack_config: &Config) -> Result<Devic
     }
 }
 
+/// Checks what can be known of a device before it is opened. `queues` is the number of shards that serve it.
+pub(crate) fn check(config: &DeviceConfig, queues: usize) -> Result<(), Error> {
+    check_queue_count(config, queues)?;
+    if config.kind == DeviceKind::AfXdp {
+        let name = config.interface();
+        interface::read(name)
+            .map_err(|e| Error::io(format!("device {}: interface {name}", config.name), e))?;
+    }
+    Ok(())
+}
+
+/// Checks that a device of several shards has a queue for each of them, as far as the configuration says.
+fn check_queue_count(config: &DeviceConfig, queues: usize) -> Result<(), ConfigError> {
+    if queues == 1 {
+        return Ok(());
+    }
+    let problem = |key, problem: String| {
+        Err(ConfigError::new(key, format!("of \"{}\" needs {problem}, one for each shard", config.name)))
+    };
+    match (&config.memif, &config.af_xdp) {
+        (Some(memif), _) if config.kind == DeviceKind::Memif && queues != usize::from(memif.queues) => {
+            problem("device.memif", format!("queues={queues}"))
+        }
+        (_, Some(af_xdp)) if config.kind == DeviceKind::AfXdp => match &af_xdp.queues {
+            Some(numbers) if numbers.len() != queues => {
+                problem("device.af_xdp", format!("{queues} queues (queues=…)"))
+            }
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
 /// Opens a memif; with several shards, it needs a queue for each of them.
 fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Memif, Error> {
-    let invalid =
-        |problem: &str| ConfigError::new("device.memif", format!("of \"{}\" {problem}", config.name));
-    let device_config = config.memif.clone().ok_or_else(|| invalid("is missing"))?;
-    if let Some(shards) = shards.filter(|&shards| shards != usize::from(device_config.queues)) {
-        return Err(invalid(&format!("needs queues={shards}, one for each shard")).into());
-    }
+    check_queue_count(config, shards.unwrap_or(1))?;
+    let device_config = config
+        .memif
+        .clone()
+        .ok_or_else(|| ConfigError::new("device.memif", format!("of \"{}\" is missing", config.name)))?;
     let device_config = MemifConfig {
         mtu: config.mtu.map_or(device_config.mtu, |mtu| mtu as usize),
         mac: config.mac.map(|mac| mac.0),
@@ -109,12 +141,8 @@ pub(crate) fn open_queues(
         }
         DeviceKind::Memif => Ok(open_memif(config, Some(queues))?.queues),
         DeviceKind::AfXdp => {
+            check_queue_count(config, queues)?;
             let device_config = af_xdp_config(config, stack_config, queues);
-            if device_config.options.queues.as_ref().is_some_and(|numbers| numbers.len() != queues) {
-                let problem =
-                    format!("of \"{}\" needs {queues} queues, one for each shard: queues=…", config.name);
-                return Err(ConfigError::new("device.af_xdp", problem).into());
-            }
             let device =
                 af_xdp::open(&device_config).map_err(|e| Error::io(format!("device {}", config.name), e))?;
             Ok(device.queues)

@@ -99,7 +99,7 @@ pub use ginnel_stack::wire::checksum::Sum;
 pub use handler::{Handler, UrgentData};
 pub use kernel_fds::{Interest, KernelFd, Readiness};
 pub use published_stack::PublishedStack;
-pub use saved_shard::{DescriptorTable, STATE_FORMAT, SavedShard, StateFormat};
+pub use saved_shard::{DescriptorTable, STATE_FORMAT, SavedShard, StateConfig, StateFormat};
 pub use shard::{Shard, Turn};
 pub use shard_saver::{ShardSaver, StoppedShards};
 pub use shards::Shards;

@@ -9,9 +9,12 @@
 //! Each section is encoded by postcard, which has neither names nor types: only programs with the same
 //! [`STATE_FORMAT`] understand each other.
 
+pub(crate) mod state_config;
+
 use rustix::fd::{BorrowedFd, OwnedFd};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+pub use state_config::StateConfig;
 
 /// Names the format of saved states. Two programs understand each other only if both parts are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::handler::Handler;
 use crate::inspect::DestroyReply;
 use crate::kernel_fds::KernelFds;
+use crate::saved_shard::state_config::{OTHER_DISTRIBUTION, OTHER_INTERFACES};
 use crate::saved_shard::{DescriptorTable, SavedShard, SectionReader, SectionWriter, decode, encode_to};
 use crate::saved_shard::{STATE_FORMAT, descriptor_table};
 use crate::shard::{Shard, execute_commands};
@@ -142,10 +143,10 @@ impl<H: Handler> Shard<H> {
             return Err(format!("saved state: version {version}, and this program has {own}"));
         }
         if *runtime.distribution != *self.distribution {
-            return Err("the configuration distributes frames among the shards in another way".into());
+            return Err(OTHER_DISTRIBUTION.into());
         }
         if *runtime.interfaces != *self.interfaces {
-            return Err("the configuration has other devices or links, or in another order".into());
+            return Err(OTHER_INTERFACES.into());
         }
         if self.started.is_some() || self.core.stack.local().is_none() {
             return Err("the shard has started, or its application has a thread of its own".into());

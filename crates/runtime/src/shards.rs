@@ -158,13 +158,20 @@ impl Shards {
         self
     }
 
-    /// Opens the devices and creates the queues between shards. Finds errors in devices and CPUs before any
-    /// thread is started.
+    /// Checks what [`open`](Self::open) finds out before it opens a device: the configuration, that this
+    /// process may use its CPUs, and that its devices have a queue for each shard.
     ///
     /// # Errors
-    /// The first key of the configuration that cannot be used, or a device that cannot be opened or does not
-    /// have a queue for each shard.
-    pub fn open(mut self) -> Result<OpenedShards, Error> {
+    /// As of [`open`](Self::open).
+    pub fn check(&self) -> Result<(), Error> {
+        self.check_cpus()?;
+        let supplied = |name: &String| self.devices.iter().any(|(device, _)| device == name);
+        let mut opened = self.config.devices.iter().filter(|device| !supplied(&device.name));
+        opened.try_for_each(|device| devices::check(device, self.config.shards_of(device).len()))
+    }
+
+    /// Checks the configuration, and that this process may use its CPUs.
+    fn check_cpus(&self) -> Result<(), Error> {
         self.config.validate()?;
         let Config { shard, shards, .. } = &self.config;
         for (key, cpu) in [("shard.cpu", shard.cpu), ("shard.application_cpu", shard.application_cpu)] {
@@ -181,6 +188,17 @@ impl Shards {
                 pin::check_allowed(cpu, &format!("{key}[{i}]"))?;
             }
         }
+        Ok(())
+    }
+
+    /// Opens the devices and creates the queues between shards. Finds errors in devices and CPUs before any
+    /// thread is started.
+    ///
+    /// # Errors
+    /// The first key of the configuration that cannot be used, or a device that cannot be opened or does not
+    /// have a queue for each shard.
+    pub fn open(mut self) -> Result<OpenedShards, Error> {
+        self.check_cpus()?;
         let seed = match self.seed {
             Some(seed) => seed,
             None => random_seed()?,

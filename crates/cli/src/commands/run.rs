@@ -154,7 +154,7 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     }
     let config = options.stack.to_config()?;
     if options.death.check_shards {
-        return output::print(executable_check::print_own(&config));
+        return output::print(executable_check::check_own(&config)?);
     }
     let library = match find_library().and_then(|library| options.program.check_preloadable(library)) {
         Ok(library) => library,

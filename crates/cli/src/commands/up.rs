@@ -81,7 +81,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
     config.run.name = Some(options.stack_name.clone());
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
     if options.death.check_shards {
-        return output::print(executable_check::print_own(&config));
+        return output::print(executable_check::check_own(&config)?);
     }
     if let Some(directory) = &options.death.shards_of {
         return supervisor::run_shards(config, directory, options.detached);

@@ -4,10 +4,10 @@
 use super::{Executable, NotStarted, POLL_INTERVAL, START_TIMEOUT, ShardProcess, lock};
 use crate::executable_check::{self, CHECK_TIMEOUT, CheckedExecutable, Version};
 use core::sync::atomic::Ordering;
-use ginnel::StateFormat;
 use ginnel::broker::{
     ChildLink, ConnectionPolicy, HAND_OVER_TIMEOUT, HandOver, HandOverInProgress, SavedState, Upgraded,
 };
+use ginnel::{StateConfig, StateFormat};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -80,14 +80,15 @@ impl ShardProcess {
             Err(TryLockError::WouldBlock) => return Err("another upgrade is in progress".into()),
         };
         let file = File::from(executable);
-        let CheckedExecutable { version, state_format, layout } = executable_check::check(&file)?;
+        let CheckedExecutable { version, state_format, layout, state_config } =
+            executable_check::check(&file)?;
         // A version that does not tell its layout finds out itself, after the former shards have ended.
         if let Some(difference) = layout.and_then(|layout| layout.difference(&self.layout)) {
             return Err(format!("the configuration has {difference}: stop the stack, and start it again"));
         }
         let executable = Arc::new(Executable { file, state_format });
         let ended = Instant::now();
-        let (reset, stopped) = match self.reason_for_reset(&executable, policy) {
+        let (reset, stopped) = match self.reason_for_reset((&executable, state_config), policy) {
             Some(reason) if policy == ConnectionPolicy::Keep => {
                 return Err(format!("connections cannot be kept: {reason}"));
             }
@@ -177,11 +178,21 @@ impl ShardProcess {
     }
 
     /// Returns why connections are not kept, as far as that is known before the shards are stopped.
-    fn reason_for_reset(&self, next: &Executable, policy: ConnectionPolicy) -> Option<String> {
+    fn reason_for_reset(
+        &self,
+        (next, next_config): (&Executable, Option<StateConfig>),
+        policy: ConnectionPolicy,
+    ) -> Option<String> {
+        // Shards that were started again have read the configuration again, so they say themselves what it
+        // is. A version that does not tell finds out itself, after the former shards have ended.
+        let other_config = || {
+            let running = StateConfig::recorded(&self.directory)?;
+            next_config?.difference(&running).map(String::from)
+        };
         let former = self.executable().state_format;
         match (next.state_format, former) {
             _ if policy == ConnectionPolicy::Reset => Some("--reset-connections demands it".into()),
-            (Some(next), Some(former)) => difference(next, former),
+            (Some(next), Some(former)) => difference(next, former).or_else(other_config),
             (None, _) => Some("the new version reads no saved states".into()),
             (_, None) => Some("the running version saves no states".into()),
         }

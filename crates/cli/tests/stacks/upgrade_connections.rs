@@ -399,6 +399,54 @@ fn failed_upgrade_keeps_connections() {
     upgrade_keeping(&fixture, "lab");
 }
 
+/// The former shards serve while it is compared what the next ones must have in common with them.
+#[test]
+fn other_configuration_stops_no_shards() {
+    if skipped("other_configuration_stops_no_shards") {
+        return;
+    }
+    let fixture = Fixture::new("other-config");
+    let config = fixture.path().join("stack.toml");
+    let device = "[[device]]\nname = \"m\"\nkind = \"memory\"\n[[link]]\nname = \"l\"\ndevice = \"m\"\n";
+    let with = |first: &str| fs::write(&config, format!("loopback = \"stack\"\n{first}\n{device}")).unwrap();
+    let two = "[shards]\ncount = 2";
+    with(two);
+    let options = ["--config", "stack.toml", "--on-stack-death", "kill"];
+    let _up = fixture.start_stack("lab", &options);
+    let mut program = Echoed::new(&fixture);
+    let supervisor = supervisor_of(&fixture, "lab");
+    let shards = shard_process(supervisor);
+    let bits = format!("{two}\n[steering]\nopened = \"port-bits\"");
+    let vlan = format!("{two}\n[[link]]\nname = \"v\"\ndevice = \"m\"\nvlan = 7");
+    let priority = format!("{two}\n[priority]\nenabled = true");
+    let distribution = "the configuration distributes frames among the shards in another way";
+    for (text, expected) in [
+        (&bits, distribution),
+        (&vlan, "the configuration has other devices or links, or in another order"),
+        (&priority, "[priority] was switched on or off"),
+        (&format!("{two}\ncpus = [0, 1023]"), "shards.cpus[1]: CPU 1023 is not in"),
+        (&format!("{two}\n[shard]\nworkers = 1"), "shard.placement and shard.workers have no effect"),
+        (&format!("{two}\n[[device]]\nname = \"nonesuch\"\nkind = \"af_xdp\""), "interface nonesuch"),
+    ] {
+        with(text);
+        let refused = fixture.run(&["upgrade", "lab", "--keep-connections"]);
+        let stderr = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success() && stderr.contains(expected), "{text}: {stderr}");
+        assert_eq!(shard_process(supervisor), shards, "{text}: {stderr}");
+        assert_eq!(program.ask(), "kept", "{text}");
+    }
+    // The shards that run say what is compared, and not the supervisor: a restart has read the configuration.
+    with(&bits);
+    let upgraded = fixture.run(&["upgrade", "lab"]);
+    let stderr = String::from_utf8(upgraded.stderr).unwrap();
+    assert!(upgraded.status.success(), "{stderr}");
+    assert!(stderr.contains(&format!("connections were reset: {distribution}")), "{stderr}");
+    assert_eq!(program.ask(), "Connection reset by peer");
+    upgrade_keeping(&fixture, "lab");
+    let log = fixture.run_ok(&["log", "lab"]);
+    assert_eq!(log.matches("the shards are passed to version").count(), 1, "{log}");
+}
+
 /// The supervisor is asked to stop while the shards are upgraded. It stops once: it neither hangs nor starts
 /// shards that nobody ends.
 #[test]

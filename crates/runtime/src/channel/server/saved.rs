@@ -42,6 +42,7 @@ use crate::channel::region::{Direction, Region, RegionParameters};
 use crate::channel::{ChannelConfig, ChannelStats, DOMAINS_MAX};
 use crate::context::Context;
 use crate::internal_fd::InternalFd;
+use crate::saved_shard::state_config::OTHER_PRIORITIES;
 use crate::saved_shard::{DescriptorTable, decode, encode_to};
 use crate::wait::EventFd;
 use core::time::Duration;
@@ -624,7 +625,7 @@ impl ChannelServer {
     /// See [`Handler::restored`](crate::Handler::restored).
     pub(super) fn tie_to_engine(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         if self.has_saved_priorities != cx.has_priorities() {
-            return Err("[priority] was switched on or off".into());
+            return Err(OTHER_PRIORITIES.into());
         }
         cx.defer_quick_acks(Duration::from_micros(self.config.ack_hold_us.into()));
         self.restore_places(cx)?;
