@@ -1,5 +1,6 @@
 //! `ginnel route`: shows and changes the routes of a running stack, in the words of `ip route`.
 
+use super::ss;
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
@@ -39,7 +40,7 @@ pub fn run(options: &RouteOptions) -> Result<(), Failure> {
     let request = parse(words).map_err(Failure::usage)?;
     let running = run_dir::find(name).map_err(|e| Failure::running(e.to_string()))?;
     let failed = |e: std::io::Error| Failure::running(format!("stack \"{}\": {e}", running.name));
-    let client = RouteClient::connect(&running.path).map_err(failed)?;
+    let client = RouteClient::connect(&running.path).map_err(|e| ss::unreachable_shards(&running, &e))?;
     match request {
         Request::Show => {
             let routes = client.list().map_err(failed)?;

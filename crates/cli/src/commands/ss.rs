@@ -15,7 +15,7 @@ use ginnel::run_dir::{self, RunningStack};
 use ginnel_apps::units::parse_duration;
 use socket::{Columns, SocketLine};
 use stages::StagesByConn;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use users::SocketUsers;
 
@@ -138,9 +138,21 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
 
 /// Requests the sockets of a stack.
 fn connect(running: &RunningStack) -> Result<BufReader<UnixStream>, Failure> {
-    let stream = inspect::list_sockets(&running.path)
-        .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
+    let stream = inspect::list_sockets(&running.path).map_err(|e| unreachable_shards(running, &e))?;
     Ok(BufReader::new(stream))
+}
+
+/// Returns the error for shards that do not accept a connection. The process of the stack may run without
+/// shards: they have died, and are being started again.
+pub fn unreachable_shards(running: &RunningStack, error: &io::Error) -> Failure {
+    let name = &running.name;
+    let problem = match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            format!("the shards of the stack \"{name}\" do not run, and are started again if possible")
+        }
+        _ => format!("the stack \"{name}\" does not answer ({error})"),
+    };
+    Failure::running(format!("{problem}: see \"ginnel log {name}\""))
 }
 
 /// Calls `visit` with each socket of a stack.
@@ -262,7 +274,7 @@ fn kill(
     })?;
     let users = options.processes.then(|| SocketUsers::read(running));
     let failed = |e| Failure::running(format!("the stack \"{}\" closes no sockets: {e}", running.name));
-    let mut closer = SocketCloser::connect(&running.path).map_err(failed)?;
+    let mut closer = SocketCloser::connect(&running.path).map_err(|e| unreachable_shards(running, &e))?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut shown: Result<(), Failure> = Ok(());
     if !options.json && !options.no_header {

@@ -49,6 +49,28 @@ pub fn count_descriptors(pid: u32) -> usize {
     fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd")).unwrap().count()
 }
 
+/// Without shards the commands about sockets and routes say where to look.
+#[test]
+fn dead_shards_are_named_by_commands() {
+    if skipped("dead_shards_are_named_by_commands") {
+        return;
+    }
+    let fixture = Fixture::new("dead-shards");
+    let config = fixture.path().join("stack.toml");
+    fs::write(&config, "loopback = \"stack\"\n").unwrap();
+    let _up = fixture.start_stack("lab", &["--config", "stack.toml"]);
+    // The next shards cannot start.
+    fs::write(&config, "no key\n").unwrap();
+    signal(shard_process(supervisor(&fixture)).unwrap(), "KILL");
+    wait_until("the restart fails", || fixture.path().join("run/lab/not-restarted").exists());
+    for command in [&["ss", "lab"][..], &["ss", "lab", "-K", "dst", "10.0.0.1"], &["route", "lab"]] {
+        let output = fixture.run(command);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let expected = "ginnel: the shards of the stack \"lab\" do not run, and are started again if possible: see \"ginnel log lab\"\n";
+        assert_eq!((output.status.code(), &*stderr), (Some(1), expected), "{command:?}");
+    }
+}
+
 /// Servers that wait in each way, a UDP server, and workers that share a listener with their parent.
 pub const SERVERS: &str = "
 a = server('127.0.0.1', 7001); b = server('127.0.0.1', 7002); w = server('127.0.0.1', 7003)
