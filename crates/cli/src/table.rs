@@ -53,6 +53,21 @@ impl fmt::Display for Table {
     }
 }
 
+impl Table {
+    /// Formats the table without rules, for a narrow terminal.
+    pub fn plain(&self) -> String {
+        let width =
+            |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.rows[0].len()).map(width).collect();
+        let line = |row: &Vec<String>| {
+            let first = format!("{:<1$}", row[0], widths[0]);
+            let others = row.iter().zip(&widths).skip(1).map(|(cell, width)| format!("  {cell:>width$}"));
+            core::iter::once(first).chain(others).collect::<String>() + "\n"
+        };
+        self.rows.iter().map(line).collect()
+    }
+}
+
 /// Formats a number with thousands separators: `1,234,567`.
 pub fn with_thousands_separators(number: u64) -> String {
     let digits = number.to_string();
@@ -82,6 +97,7 @@ mod tests {
 | x    | 333 |       |
 ";
         assert_eq!(table.to_string(), expected);
+        assert_eq!(table.plain(), "what    a     bb\nrate    1  22222\nx     333       \n");
     }
 
     #[test]

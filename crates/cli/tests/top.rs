@@ -130,6 +130,47 @@ fn a_pipe_gets_lines_or_json() {
     assert!(child.wait().unwrap().success());
 }
 
+/// Returns the process of the shards.
+fn shard_process(lab: &Lab) -> u32 {
+    let directory = lab.0.0.join("run/lab");
+    let is_of_shards = |pid: &u32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+        words.contains(&&b"--shards-of"[..]) && words.contains(&directory.as_os_str().as_encoded_bytes())
+    };
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let mut pids = processes.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    pids.find(is_of_shards).unwrap()
+}
+
+#[test]
+fn stopped_shards_are_not_idle() {
+    let lab = Lab::start("top-silent");
+    let pid = shard_process(&lab).to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    let mut child =
+        lab.ginnel(&["top", "lab", "--interval", "0.1", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut wait_for = |answers: bool| {
+        let until = Instant::now() + TIMEOUT;
+        loop {
+            let value: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+            if value["shards"][0]["answers"] == answers {
+                return value["shards"][0]["busy"].clone();
+            }
+            assert!(Instant::now() < until, "{value}");
+        }
+    };
+    assert!(wait_for(true).is_number());
+    signal("-STOP");
+    let busy = wait_for(false);
+    signal("-CONT");
+    assert!(busy.is_null(), "{busy}");
+    assert!(wait_for(true).is_number());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 #[test]
 fn keys_end_and_the_terminal_is_restored() {
     let test = "keys_end_and_the_terminal_is_restored";

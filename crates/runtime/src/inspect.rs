@@ -26,7 +26,9 @@ pub use mirror::{MirrorDirection, MirrorRing, StackMirror};
 pub(crate) use routes::RouteRequest;
 pub use routes::{ListedRoute, RouteAction, RouteChange, restore_routes};
 pub(crate) use server::{InspectServer, SOCKET};
-pub use server::{RouteClient, SocketCloser, explain_timeout, list_processes, list_sockets, owner_pid};
+pub use server::{
+    RouteClient, SocketCloser, answering_shards, explain_timeout, list_processes, list_sockets, owner_pid,
+};
 pub(crate) use stage_request::StageRequest;
 pub use stage_request::{STAGE_CONNS_MAX, SampledStages, sample_stages};
 
@@ -47,6 +49,9 @@ const LIVENESS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long a shard may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a shard may take to count as one that answers.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// A chunk of a listing. The requester allocates its memory.
 struct ListingChunk {
@@ -183,6 +188,31 @@ fn list(shard: &Commander, mut visit: impl FnMut(&ListedSocket) -> bool) -> Resu
         }
     }
     Ok(())
+}
+
+/// Asks all shards at once. Returns for each whether it has answered within [`SILENCE`].
+fn answering(shards: &[(String, Commander)]) -> Vec<bool> {
+    let until = Instant::now() + SILENCE;
+    let ask = |shard: &Commander| {
+        let (reply, replies) = sync_channel(1);
+        let chunk =
+            ListingChunk { cursor: Some(ListCursor::default()), sockets: Vec::with_capacity(SLOTS_PER_TURN) };
+        // A mailbox stays full only while the shard does not look at it.
+        let mut request: crate::Command = Box::new(ListRequest { chunk, reply });
+        while let Err(CommandError::Full(command)) = shard.send(request) {
+            if Instant::now() > until {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            request = command;
+        }
+        replies
+    };
+    let asked: Vec<_> = shards.iter().map(|(_, shard)| ask(shard)).collect();
+    let has_answered = |replies: Receiver<ListingChunk>| {
+        replies.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok()
+    };
+    asked.into_iter().map(has_answered).collect()
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,6 +1,7 @@
 //! `ginnel top`: shows what a running stack does, refreshed at an interval. The counters are those of `ginnel
 //! stat`, the round-trip times those of `ginnel ss -i`, and the response times those of `ginnel monitor`.
 
+mod answers;
 mod latencies;
 mod rates;
 mod view;
@@ -11,6 +12,7 @@ use crate::failure::Failure;
 use crate::output::note;
 use crate::signals;
 use crate::terminal::{self, Terminal};
+use answers::AnswerReader;
 use clap::Args;
 use core::time::Duration;
 use ginnel::StopFlag;
@@ -79,7 +81,9 @@ pub fn run(options: &TopOptions) -> Result<(), Failure> {
     };
     let mut round_trips = RoundTripReader::new();
     round_trips.update(&source.running, source.sum(&before, "pool.connections.used"));
-    let mut top = Top { options, stop, screen, observer, round_trips, source, before };
+    let mut answers = AnswerReader::default();
+    answers.update(&source.running);
+    let mut top = Top { options, stop, screen, observer, answers, round_trips, source, before };
     let shown = top.show_all();
     // Restores the terminal before anything is printed.
     drop(top);
@@ -100,6 +104,7 @@ struct Top<'a> {
     stop: StopFlag,
     screen: Screen,
     observer: Option<ResponseObserver>,
+    answers: AnswerReader,
     round_trips: RoundTripReader,
     source: StatSource,
     before: StatSample,
@@ -215,7 +220,7 @@ impl Top<'_> {
     }
 
     fn draw(&mut self, source: &StatSource, now: &StatSample, elapsed: Duration) -> Result<(), Failure> {
-        let rates = Rates::new(source, &self.before, now);
+        let rates = Rates::new(source, &self.before, now, self.answers.update(&source.running));
         let round_trips = self.round_trips.update(&source.running, rates.sum().connections);
         let view = View {
             stack: &source.running.name,
@@ -226,7 +231,7 @@ impl Top<'_> {
             responses: self.observer.as_ref().map(ResponseObserver::last),
         };
         let text = match self.screen {
-            Screen::Terminal(_) => view.text(),
+            Screen::Terminal(_) => view.text(terminal::size().map_or(usize::MAX, |(_, columns)| columns)),
             Screen::Lines => view.lines(elapsed.as_secs_f64()),
             Screen::Json => view.json(),
         };

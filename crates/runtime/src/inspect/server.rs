@@ -5,7 +5,7 @@ use super::mirror::MIRROR;
 use super::routes::{self, ListedRoute, RouteAnswer, RouteChange};
 use super::stage_request::{self, STAGES};
 use super::visible_pids::VisiblePids;
-use super::{list, mirror};
+use super::{SILENCE, answering, list, mirror};
 use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
 use core::net::SocketAddr;
@@ -40,6 +40,11 @@ const PROCESSES: &str = "processes 1";
 const ROUTES: &str = "routes 1";
 /// Request to change the routes, with the version of the line that follows. The answer is `.`.
 const CHANGE_ROUTES: &str = "change-routes 1";
+/// Request for the shards, with the version of the answer: a line for each shard with its label, a tab, and 1
+/// if it answers, otherwise 0; then `.`.
+const ANSWERING: &str = "answering 1";
+/// Bytes of the longest list of shards.
+const SHARDS_BYTES_MAX: u64 = 1 << 14;
 /// Bytes of the longest list of routes.
 const ROUTES_BYTES_MAX: u64 = 64 << 20;
 
@@ -183,6 +188,7 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
         PROCESSES => return client.write_all(format_processes(state).as_bytes()),
         KILL => return kill(client, lines, state),
         ROUTES => return list_routes(client, state),
+        ANSWERING => return list_answering(client, state),
         CHANGE_ROUTES => return change_routes(client, lines, state),
         request if request.starts_with(MIRROR) => {
             let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -201,7 +207,7 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
             );
         }
         _ => {
-            let known = [LIST, PROCESSES, KILL, ROUTES, CHANGE_ROUTES].join("\", \"");
+            let known = [LIST, PROCESSES, KILL, ROUTES, CHANGE_ROUTES, ANSWERING].join("\", \"");
             return writeln!(client, "!\tthe requests are \"{known}\"");
         }
     }
@@ -236,6 +242,38 @@ fn refusal_of_user(client: &UnixStream, action: &str) -> io::Result<Option<Strin
     let (own_uid, uid) = (geteuid().as_raw(), peer_credentials(client)?.uid);
     let is_allowed = uid == own_uid || uid == 0;
     Ok((!is_allowed).then(|| format!("!\tonly user {own_uid} and root may {action} of this stack\n")))
+}
+
+fn list_answering(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
+    let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let lines = shards.iter().zip(answering(&shards));
+    let text: String =
+        lines.map(|((label, _), answers)| format!("{label}\t{}\n", u8::from(answers))).collect();
+    client.write_all((text + ".\n").as_bytes())
+}
+
+/// Returns the labels of the shards of the stack with this directory, each with true if the shard answers
+/// within a second.
+///
+/// # Errors
+/// `TimedOut` if the process of the shards does not answer, because it is stopped or overloaded. Otherwise
+/// the stack does not run, serves too many other clients, or is of a version that does not tell.
+pub fn answering_shards(dir: &Path) -> io::Result<Vec<(String, bool)>> {
+    let mut client = UnixStream::connect(dir.join(SOCKET))?;
+    client.set_read_timeout(Some(2 * SILENCE))?;
+    writeln!(client, "{ANSWERING}")?;
+    let mut text = String::new();
+    let read = client.take(SHARDS_BYTES_MAX).read_to_string(&mut text);
+    read.map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => e,
+    })?;
+    let parse = |line: &str| {
+        let (label, answers) = line.split_once('\t')?;
+        Some((label.to_owned(), answers == "1"))
+    };
+    let lines = text.strip_suffix(".\n").and_then(|text| text.lines().map(parse).collect());
+    lines.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, text.trim_end().to_owned()))
 }
 
 fn list_routes(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! Clients that read and clients that do not, of a shard with many sockets.
 
-use super::server::{InspectServer, SOCKET, SocketCloser};
+use super::server::{InspectServer, SOCKET, SocketCloser, answering_shards};
 use crate::config::Placement;
 use crate::fixture::{SERVER_ADDRESS, ShardThreads, config, host};
 use crate::net::{TcpListener, UdpSocket};
@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -227,13 +227,49 @@ fn excess_clients_and_unknown_requests_are_refused() {
         fixture.lines("tell me all"),
         [concat!(
             "!\tthe requests are \"list 1\", \"processes 1\", \"kill 1\", \"routes 1\", ",
-            "\"change-routes 1\""
+            "\"change-routes 1\", \"answering 1\""
         )]
     );
     let _stuck: Vec<UnixStream> = (0..8).map(|_| fixture.ask("list 1")).collect();
     let mut text = String::new();
     fixture.ask("list 1").read_to_string(&mut text).unwrap();
     assert_eq!(text, "!\t8 other clients are being served\n");
+}
+
+/// Waits in its turn until the other end of a channel is gone.
+struct Waiting;
+
+impl Handler for Waiting {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn command(&mut self, _: &mut Context<'_>, command: Box<dyn std::any::Any + Send>) {
+        if let Ok(released) = command.downcast::<Receiver<()>>() {
+            let _ = released.recv_timeout(TEST_TIMEOUT);
+        }
+    }
+}
+
+#[test]
+fn stuck_shard_does_not_answer() {
+    let mut commander = None;
+    let fixture = InspectFixture::with_shard(|device| {
+        let shard = host(SERVER_ADDRESS, Waiting, device).build().unwrap();
+        commander = Some(shard.commander());
+        shard
+    });
+    let answering = || answering_shards(&fixture.temp_folder).unwrap();
+    assert_eq!(answering(), [("7".to_owned(), true)]);
+    let (release, released) = channel::<()>();
+    commander.unwrap().send(Box::new(released)).unwrap();
+    assert_eq!(answering(), [("7".to_owned(), false)]);
+    drop(release);
+    assert_eq!(answering(), [("7".to_owned(), true)]);
 }
 
 #[test]

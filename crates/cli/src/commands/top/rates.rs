@@ -1,5 +1,6 @@
 //! Rates of each shard between two samples of the counters.
 
+use super::answers::ShardAnswers;
 use crate::commands::stat::sample::{StatSample, StatSource};
 use crate::limit_watch;
 use ginnel::stats::{CounterKind, ShardActivity};
@@ -12,6 +13,9 @@ pub struct ShardRates {
     pub shard: String,
     /// The shard has ended.
     pub ended: bool,
+    /// Says whether the shard answers requests, if that is known. The figures of one that does not are those
+    /// of its last sign of life.
+    pub answers: Option<bool>,
     /// Share of the time in which the shard had work, if known.
     pub busy: Option<f64>,
     /// Connections that exist.
@@ -64,10 +68,11 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Computes the rates from two samples of a source.
-    pub fn new(source: &StatSource, before: &StatSample, now: &StatSample) -> Self {
-        let shards =
-            (0..source.pages.len()).map(|shard| ShardRates::new(source, before, now, shard)).collect();
+    /// Computes the rates from two samples of a source, whose shards answer as `answers` says.
+    pub fn new(source: &StatSource, before: &StatSample, now: &StatSample, answers: &ShardAnswers) -> Self {
+        let shards = (0..source.pages.len())
+            .map(|shard| ShardRates::new(source, before, now, shard).with_answers(answers))
+            .collect();
         let running =
             (0..source.pages.len()).filter_map(|shard| source.value(now, shard, "shard.running_ns"));
         Self {
@@ -83,6 +88,10 @@ impl Rates {
         let mut sum = ShardRates { shard: "all".into(), ended: true, ..ShardRates::default() };
         for shard in &self.shards {
             sum.ended &= shard.ended;
+            sum.answers = match (sum.answers, shard.answers) {
+                (Some(false), _) | (_, Some(false)) => Some(false),
+                (sum, shard) => sum.or(shard),
+            };
             sum.connections += shard.connections;
             sum.new += shard.new;
             sum.rx_frames += shard.rx_frames;
@@ -119,6 +128,7 @@ impl ShardRates {
         Self {
             shard: source.pages[shard].label().into(),
             ended: now.shards[shard].activity == ShardActivity::Ended,
+            answers: None,
             busy: source.busy(now, Some(before), shard),
             connections: source.value(now, shard, "pool.connections.used").unwrap_or(0),
             new: grown(&|name| matches!(name, "tcp.passive_opens" | "tcp.active_opens")),
@@ -131,10 +141,21 @@ impl ShardRates {
         }
     }
 
+    /// Takes over whether the shard answers. A sleeping shard publishes nothing, so one that does not answer
+    /// would seem to be idle.
+    fn with_answers(mut self, answers: &ShardAnswers) -> Self {
+        self.answers = answers.of(&self.shard).filter(|_| !self.ended);
+        if self.answers == Some(false) || *answers == ShardAnswers::Pending {
+            self.busy = None;
+        }
+        self
+    }
+
     /// Returns the rates as JSON.
     pub fn json(&self) -> Value {
         json!({
-            "shard": self.shard, "ended": self.ended, "busy": self.busy, "connections": self.connections,
+            "shard": self.shard, "ended": self.ended, "answers": self.answers, "busy": self.busy,
+            "connections": self.connections,
             "new_per_second": self.new, "rx_frames_per_second": self.rx_frames,
             "tx_frames_per_second": self.tx_frames, "rx_bits_per_second": self.rx_bits,
             "tx_bits_per_second": self.tx_bits, "retransmitted_per_second": self.retransmitted,

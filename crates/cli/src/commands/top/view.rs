@@ -23,8 +23,8 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// Returns the lines for a terminal.
-    pub fn text(&self) -> String {
+    /// Returns the lines for a terminal with so many columns.
+    pub fn text(&self, columns: usize) -> String {
         let Self { stack, pid, every, rates, .. } = self;
         let shards = match rates.shards.len() {
             1 => "1 shard".to_owned(),
@@ -34,23 +34,16 @@ impl View<'_> {
             "{stack} (process {pid}), {shards}, running {}, every {every:?}; q ends\n\n",
             age(rates.running_seconds)
         );
-        let mut table = Table::new(&[
-            "shard",
-            "busy",
-            "conns",
-            "new/s",
-            "retrans/s",
-            "dropped/s",
-            "rx frames/s",
-            "tx frames/s",
-            "rx Mbit/s",
-            "tx Mbit/s",
-        ]);
-        rates.shards.iter().for_each(|shard| table.add_row(row(shard)));
-        if rates.shards.len() > 1 {
-            table.add_row(row(&rates.sum()));
+        let _ = writeln!(text, "{}", self.table(columns));
+        let silent = rates.shards.iter().filter(|shard| shard.answers == Some(false));
+        let silent: Vec<&str> = silent.map(|shard| &*shard.shard).collect();
+        if !silent.is_empty() {
+            let shards = silent.join(", ");
+            let _ = writeln!(
+                text,
+                "No answer      from shard {shards}: stopped or overloaded, see \"ginnel log {stack}\""
+            );
         }
-        let _ = writeln!(text, "{table}");
         for line in self.latency_lines() {
             let _ = writeln!(text, "{line}");
         }
@@ -60,7 +53,24 @@ impl View<'_> {
             let (used, limit) = (with_thousands_separators(*used), with_thousands_separators(*limit));
             let _ = writeln!(text, "Nearest limit  pool {pool}: {percent:.1} % ({used} of {limit})");
         }
-        text
+        text.lines().flat_map(|line| wrap(line, columns)).map(|line| line + "\n").collect()
+    }
+
+    /// Returns the table of the shards: with rules if the terminal is wide enough, otherwise with short heads
+    /// and numbers.
+    fn table(&self, columns: usize) -> String {
+        let shards = &self.rates.shards;
+        let sum = (shards.len() > 1).then(|| self.rates.sum());
+        let table = |heads: &[&str], format: fn(f64) -> String| {
+            let mut table = Table::new(heads);
+            shards.iter().chain(&sum).for_each(|shard| table.add_row(row(shard, format)));
+            table
+        };
+        let wide = table(&HEADS, count).to_string();
+        match wide.lines().next().map_or(0, |line| line.chars().count()) {
+            width if width <= columns => wide,
+            _ => table(&SHORT_HEADS, short_count).plain(),
+        }
     }
 
     fn latency_lines(&self) -> Vec<String> {
@@ -93,12 +103,13 @@ impl View<'_> {
             let ShardRates { shard: label, connections, new, rx_frames, tx_frames, .. } = shard;
             let _ = writeln!(
                 text,
-                "{seconds:.3} shard={label} busy={} connections={connections} new/s={new:.1} rx_frames/s={rx_frames:.1} tx_frames/s={tx_frames:.1} rx_bit/s={:.0} tx_bit/s={:.0} retransmitted/s={:.1} dropped/s={:.1}",
+                "{seconds:.3} shard={label} busy={} connections={connections} new/s={new:.1} rx_frames/s={rx_frames:.1} tx_frames/s={tx_frames:.1} rx_bit/s={:.0} tx_bit/s={:.0} retransmitted/s={:.1} dropped/s={:.1}{}",
                 shard.busy.map_or_else(|| "-".to_owned(), |busy| format!("{:.1}%", 100.0 * busy)),
                 shard.rx_bits,
                 shard.tx_bits,
                 shard.retransmitted,
-                shard.dropped
+                shard.dropped,
+                if shard.answers == Some(false) { " answers=no" } else { "" }
             );
         }
         let named = [
@@ -144,21 +155,86 @@ impl View<'_> {
     }
 }
 
-fn row(shard: &ShardRates) -> [String; 10] {
-    let busy = match (shard.ended, shard.busy) {
-        (true, _) => "ended".to_owned(),
-        (false, Some(busy)) => format!("{:.0} %", 100.0 * busy),
-        (false, None) => String::new(),
-    };
-    let count = |rate: f64| match rate {
+/// Heads of the table, and those for a terminal with 80 columns.
+const HEADS: [&str; 10] = [
+    "shard",
+    "busy",
+    "conns",
+    "new/s",
+    "retrans/s",
+    "dropped/s",
+    "rx frames/s",
+    "tx frames/s",
+    "rx Mbit/s",
+    "tx Mbit/s",
+];
+const SHORT_HEADS: [&str; 10] =
+    ["shard", "busy", "conns", "new/s", "retr/s", "drop/s", "rx fr/s", "tx fr/s", "rx Mb/s", "tx Mb/s"];
+
+/// Formats a number with a digit after the point if it is small, and with thousands separators.
+fn count(number: f64) -> String {
+    match number {
         0.0 => "0".to_owned(),
-        rate if rate < 10.0 => format!("{rate:.1}"),
-        rate => with_thousands_separators(rate.round() as u64),
+        number if number < 10.0 => format!("{number:.1}"),
+        number => with_thousands_separators(number.round() as u64),
+    }
+}
+
+/// Formats a number in at most five characters: `9,999`, `12.3k`, `123k`, `1.23M`.
+fn short_count(number: f64) -> String {
+    if number < 9999.5 {
+        return count(number);
+    }
+    let mut scaled = number / 1e3;
+    let mut units = "kMGT".chars();
+    let mut unit = units.next().unwrap_or_default();
+    while scaled >= 999.5 {
+        let Some(next) = units.next() else { break };
+        (scaled, unit) = (scaled / 1e3, next);
+    }
+    match scaled {
+        _ if scaled < 9.995 => format!("{scaled:.2}{unit}"),
+        _ if scaled < 99.95 => format!("{scaled:.1}{unit}"),
+        _ => format!("{scaled:.0}{unit}"),
+    }
+}
+
+/// Breaks a line at blanks so that its parts fit. Parts after the first one are indented as the text after a
+/// heading is. The spaces of a table, which fits already, stay.
+fn wrap(line: &str, columns: usize) -> Vec<String> {
+    if line.chars().count() <= columns {
+        return vec![line.to_owned()];
+    }
+    let (head, rest) = line.split_at_checked(INDENT).unwrap_or((line, ""));
+    let mut lines = vec![head.to_owned()];
+    for (number, word) in rest.split(' ').enumerate() {
+        let last = lines.last_mut().map_or(0, |last| last.chars().count());
+        if number > 0 && last + 1 + word.chars().count() > columns {
+            lines.push(" ".repeat(INDENT) + word);
+        } else if let Some(last) = lines.last_mut() {
+            if number > 0 {
+                last.push(' ');
+            }
+            last.push_str(word);
+        }
+    }
+    lines
+}
+
+/// Columns before the text after a heading.
+const INDENT: usize = 15;
+
+fn row(shard: &ShardRates, count: fn(f64) -> String) -> [String; 10] {
+    let busy = match (shard.ended, shard.answers, shard.busy) {
+        (true, ..) => "ended".to_owned(),
+        (false, Some(false), None) => "silent".to_owned(),
+        (false, _, Some(busy)) => format!("{:.0} %", 100.0 * busy),
+        (false, _, None) => String::new(),
     };
     [
         shard.shard.clone(),
         busy,
-        with_thousands_separators(shard.connections),
+        count(shard.connections as f64),
         count(shard.new),
         count(shard.retransmitted),
         count(shard.dropped),
@@ -245,7 +321,7 @@ mod tests {
             Quantiles { count: 3, median: 1_500_000, p90: 2_000_000, p99: 3_000_000, max: 4_000_000 };
         let responses = Responses { quantiles, lost: 2 };
         let (rates, round_trips) = (rates(3), RoundTrips::Known(quantiles));
-        let text = view(&rates, &round_trips, Some(&responses)).text();
+        let text = view(&rates, &round_trips, Some(&responses)).text(120);
         for part in [
             "web (process 7), 3 shards, running 1d 1:01:01",
             "| 1     | 25 % | 1,234 |   2.5 |         0 |         0 |   1,000,000 |",
@@ -259,6 +335,43 @@ mod tests {
             assert!(text.contains(part), "{part}\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    }
+
+    #[test]
+    fn eighty_columns_have_every_figure() {
+        let quantiles =
+            Quantiles { count: 9999, median: 1_500_000, p90: 2_000_000, p99: 3_000_000, max: 4_000_000 };
+        let (mut rates, round_trips) = (rates(2), RoundTrips::Known(quantiles));
+        rates.shards[1] = ShardRates {
+            busy: None,
+            answers: Some(false),
+            connections: 9_999_999,
+            new: 99_950.0,
+            retransmitted: 9999.4,
+            dropped: 999_499.0,
+            rx_frames: 148_800_000.0,
+            tx_frames: 9999.5,
+            rx_bits: 1e11,
+            tx_bits: 9e12,
+            ..rates.shards[1].clone()
+        };
+        let text = view(&rates, &round_trips, None).text(80);
+        for part in [
+            "shard    busy  conns  new/s  retr/s  drop/s  rx fr/s  tx fr/s  rx Mb/s  tx Mb/s\n",
+            "0         0 %  1,234    2.5       0       0    1.00M        0    8,000        0\n",
+            "1      silent  10.0M   100k   9,999    999k     149M    10.0k     100k    9.00M\n",
+            "No answer      from shard 1: stopped or overloaded, see \"ginnel log web\"\n",
+            "Round trips    median 1.50 ms, 90 % 2.00 ms, 99 % 3.00 ms, longest 4.00 ms\n               (9,999 connections)\n",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let lines = view(&rates, &round_trips, None).lines(1.0);
+        assert!(
+            lines.contains("shard=1 busy=- ") && lines.contains("dropped/s=999499.0 answers=no\n"),
+            "{lines}"
+        );
+        assert_eq!(lines.matches("answers=no").count(), 2, "shard 1 and the sum: {lines}");
     }
 
     #[test]
