@@ -252,6 +252,8 @@ pub struct CpuAccount {
     /// Share of the cores' time in which they executed anything but the participants: other threads, and
     /// interrupts that the kernel accounts separately.
     pub other_programs_share: f64,
+    /// Share of the cores' time that the hypervisor gave to others.
+    pub stolen_share: f64,
     /// Packets received and sent at the generator's interface; 0 without one.
     pub packets: u64,
 }
@@ -298,7 +300,8 @@ impl CpuCounters {
     /// Returns the account of the time since `earlier`.
     fn account_since(mut self, earlier: &Self, participants: &Participants) -> CpuAccount {
         let elapsed = (self.at - earlier.at).as_secs_f64();
-        let busy = self.cpus.since(&earlier.cpus).busy_shares();
+        let cpus = self.cpus.since(&earlier.cpus);
+        let (busy, stolen) = (cpus.busy_shares(), cpus.stolen_shares());
         let kernel_time =
             Participants::kernel_time(&self.times).saturating_sub(Participants::kernel_time(&earlier.times));
         // All threads of this process belong to the generator, except those that are servers. `earlier` has
@@ -309,15 +312,13 @@ impl CpuCounters {
             (*role, used.as_secs_f64() / elapsed)
         };
         let mut shares: BTreeMap<_, _> = self.times.iter().map(used).collect();
-        let of = |cpu: usize| busy.get(cpu).copied().unwrap_or(0.0);
-        let (server, generator) = (of(participants.cpus.server), of(participants.cpus.client));
-        let cores = if participants.cpus.server == participants.cpus.client {
-            vec![server]
-        } else {
-            vec![server, generator]
-        };
-        let other_programs_share =
-            (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
+        let of = |shares: &[f64], cpu: usize| shares.get(cpu).copied().unwrap_or(0.0);
+        let [server_cpu, client_cpu] = [participants.cpus.server, participants.cpus.client];
+        let (server, generator) = (of(&busy, server_cpu), of(&busy, client_cpu));
+        let cores = if server_cpu == client_cpu { vec![server_cpu] } else { vec![server_cpu, client_cpu] };
+        let sum = |shares: &[f64]| cores.iter().map(|cpu| of(shares, *cpu)).sum::<f64>();
+        let other_programs_share = (sum(&busy) - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
+        let stolen_share = sum(&stolen) / cores.len() as f64;
         shares.extend([("server_cpu", server), ("generator_cpu", generator)]);
         let bottleneck = Bottleneck::of(server, generator);
         let each: Vec<String> =
@@ -330,7 +331,7 @@ impl CpuCounters {
         )
         .to_lowercase();
         let packets = self.packets.saturating_sub(earlier.packets);
-        CpuAccount { shares, bottleneck, line, kernel_time, other_programs_share, packets }
+        CpuAccount { shares, bottleneck, line, kernel_time, other_programs_share, stolen_share, packets }
     }
 }
 

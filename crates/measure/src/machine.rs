@@ -127,6 +127,12 @@ impl CpuTimes {
         self.stolen.iter().sum::<u64>() as f64 / (self.total() as f64).max(1.0)
     }
 
+    /// Returns the share of each CPU that the hypervisor stole.
+    pub fn stolen_shares(&self) -> Vec<f64> {
+        let cpus = self.busy.iter().zip(&self.idle).zip(&self.stolen);
+        cpus.map(|((b, i), s)| *s as f64 / ((b + i + s) as f64).max(1.0)).collect()
+    }
+
     /// Returns the busy share of each CPU.
     pub fn busy_shares(&self) -> Vec<f64> {
         let cpus = self.busy.iter().zip(&self.idle).zip(&self.stolen);
@@ -224,6 +230,7 @@ mod tests {
         );
         assert_eq!(d.busy_share(), 0.4);
         assert_eq!(d.steal_share(), 0.1);
+        assert_eq!(d.stolen_shares().iter().sum::<f64>() / d.stolen_shares().len() as f64, 0.1);
         assert_eq!(d.busy_shares(), [0.8, 0.0]);
         // A tenth of a second of interrupts belongs to no program.
         assert!((d.other_programs_share(Duration::from_millis(600)) - 0.05).abs() < 1e-9);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-/// Largest share of the two cores that other programs may use before a result gets a warning.
+/// Largest share of the two cores that others may use before a result gets a warning.
 pub const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.1;
 
 /// Result of one run on one stack.
@@ -30,6 +30,8 @@ pub struct MeasuredRun {
     shares: BTreeMap<&'static str, f64>,
     /// Share of the two cores that other programs used.
     other_programs: f64,
+    /// Share of the two cores' time that the hypervisor gave to others.
+    stolen: f64,
     /// CPU time by component, as text.
     account: String,
 }
@@ -46,6 +48,7 @@ impl MeasuredRun {
             bottleneck: account.bottleneck,
             shares: account.shares.clone(),
             other_programs: account.other_programs_share,
+            stolen: account.stolen_share,
             account: account.line.clone(),
         }
     }
@@ -61,6 +64,11 @@ impl MeasuredRun {
         )
     }
 
+    /// Returns the share of the two cores that others had, on this machine or on its host.
+    fn others(&self) -> f64 {
+        self.other_programs + self.stolen
+    }
+
     fn to_json(&self) -> Value {
         json!({
             "requests_per_second": self.rate,
@@ -71,6 +79,7 @@ impl MeasuredRun {
             "bottleneck": self.bottleneck.name(),
             "cpu": self.shares,
             "other_programs_cpu": self.other_programs,
+            "stolen_cpu": self.stolen,
         })
     }
 }
@@ -156,13 +165,17 @@ impl ComparisonSummary {
                 doubts.push(format!("on {name} {errors} requests had no answer of success"));
             }
         }
-        let other_programs =
-            self.kernel.iter().chain(&self.ginnel).map(|run| run.other_programs).fold(0.0, f64::max);
-        if other_programs > OTHER_PROGRAMS_SHARE_MAX {
-            doubts.push(format!(
-                "other programs had up to {:.0} % of the cores: repeat it on a quiet machine",
-                100.0 * other_programs
-            ));
+        for (who, of) in [
+            ("other programs had", (|run| run.other_programs) as fn(&MeasuredRun) -> f64),
+            ("the hypervisor gave others", |run| run.stolen),
+        ] {
+            let most = self.kernel.iter().chain(&self.ginnel).map(of).fold(0.0, f64::max);
+            if most > OTHER_PROGRAMS_SHARE_MAX {
+                doubts.push(format!(
+                    "{who} up to {:.0} % of the cores: repeat it on a quiet machine",
+                    100.0 * most
+                ));
+            }
         }
         doubts
     }
@@ -239,6 +252,11 @@ impl fmt::Display for ComparisonSummary {
         row("answer, median", &|runs| show_nanos(middle(|run| run.median_ns)(runs) as u64));
         row("answer, p99", &|runs| show_nanos(middle(|run| run.p99_ns)(runs) as u64));
         row("errors", &|runs| with_thousands_separators(runs.iter().map(|run| run.errors).sum()));
+        row("CPU time of others", &|runs| {
+            let shares: Vec<f64> = runs.iter().map(|run| 100.0 * run.others()).collect();
+            let (_, high) = spread(&shares);
+            format!("{:.0} %, at most {high:.0} %", median(&shares).unwrap_or_default())
+        });
         row("bottleneck", &|runs| {
             let mut names: Vec<&str> = runs.iter().map(|run| run.bottleneck.name()).collect();
             names.sort_unstable();
@@ -275,6 +293,7 @@ mod tests {
             bottleneck: Bottleneck::Server,
             shares: BTreeMap::from([("server_cpu", 1.0)]),
             other_programs: 0.01,
+            stolen: 0.02,
             account: "bottleneck: server".into(),
         }
     }
@@ -312,15 +331,23 @@ mod tests {
         let mut doubtful = summary(&[(100.0, 200.0), (100.0, 200.0)]);
         doubtful.kernel[1].bottleneck = Bottleneck::Generator;
         (doubtful.ginnel[0].errors, doubtful.ginnel[1].other_programs) = (7, 0.25);
+        doubtful.ginnel[1].stolen = 0.125;
         let text = doubtful.to_string();
         assert!(text.contains("on the kernel the program's core was not full in 1 of 2 runs"), "{text}");
         assert!(text.contains("on Ginnel 7 requests had no answer of success"), "{text}");
         assert!(text.contains("generator, server"), "{text}");
         assert!(text.contains("other programs had up to 25 % of the cores"), "{text}");
+        assert!(text.contains("the hypervisor gave others up to 12 % of the cores"), "{text}");
+        let others = text.lines().find(|line| line.starts_with("| CPU time of others")).unwrap();
+        assert!(
+            others.contains(" 3 %, at most 3 % |") && others.ends_with(" 20 %, at most 38 % |"),
+            "{text}"
+        );
         let json: Value = serde_json::from_str(&doubtful.to_json()).unwrap();
         assert_eq!((&json["faster"], &json["ratio"]["median"]), (&json!("ginnel"), &json!(2.0)));
         assert_eq!(json["runs"]["kernel"][1]["bottleneck"], "generator");
-        assert_eq!(json["doubts"].as_array().unwrap().len(), 3);
+        assert_eq!(json["doubts"].as_array().unwrap().len(), 4);
+        assert_eq!(json["runs"]["ginnel"][1]["stolen_cpu"], 0.125);
     }
 
     #[test]
