@@ -72,18 +72,13 @@ pub fn redirect_output() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Appends an entry about an error that this command prints on standard error when it exits, if it prints
-/// one.
-pub fn record_failure(event: &str, failure: &Failure) {
+/// Appends an entry about an error with which this command exits, and which it prints on standard error then,
+/// if it has a message. Returns the error; it has no message any more if standard error is the log, which
+/// would have the error twice.
+pub fn record_last_failure(event: &str, failure: Failure) -> Failure {
     if let Some(log) = STACK_LOG.get().filter(|_| !failure.is_silent()) {
         append(log, Level::ERROR, &format!("{event}: {failure}"));
     }
-}
-
-/// Appends an entry about an error with which this command exits, as [`record_failure`] does. Returns the
-/// error; it has no message any more if standard error is the log, which would have the error twice.
-pub fn record_last_failure(event: &str, failure: Failure) -> Failure {
-    record_failure(event, &failure);
     let is_stderr = |log: &StackLog| log.open_current().is_ok_and(|file| is_same_file(&file, stderr()));
     if STACK_LOG.get().is_some_and(is_stderr) { failure.silenced() } else { failure }
 }

@@ -168,11 +168,8 @@ impl OpenedStack {
         log::open(published.dir().path(), &config.run);
         start_entries::write(&config, published.dir().name(), &format!("ginnel {command}"));
         programs::publish_listen_spawn(published.dir().path(), config.run.listen_spawn)?;
-        let opened = Self::open(config, published, terms, on_death);
-        if let Err(failure) = &opened {
-            log::record_failure("the stack was not started", failure);
-        }
-        opened
+        Self::open(config, published, terms, on_death)
+            .map_err(|failure| log::record_last_failure("the stack was not started", failure))
     }
 
     fn open(
@@ -223,11 +220,13 @@ impl OpenedStack {
             }
         });
         drop(limit_watch);
-        match &result {
-            Err(failure) if !failure.is_silent() => log::record_failure("the stack stops", failure),
-            _ => tracing::info!("the stack has ended"),
+        match result {
+            Err(failure) if !failure.is_silent() => Err(log::record_last_failure("the stack stops", failure)),
+            result => {
+                tracing::info!("the stack has ended");
+                result
+            }
         }
-        result
     }
 }
 

@@ -135,11 +135,9 @@ pub fn run<H: Handler, R: Send>(
     let shards = Shards::new(config).published(published).open();
     let result = shards.and_then(|shards| shards.run(&stop, handler, finish)).map_err(Failure::from);
     drop(limit_watch);
-    match &result {
-        Ok(_) => tracing::info!("the stack has ended"),
-        Err(failure) => log::record_failure("the stack stops", failure),
-    }
     result
+        .inspect(|_| tracing::info!("the stack has ended"))
+        .map_err(|failure| log::record_last_failure("the stack stops", failure))
 }
 
 pub fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {

@@ -1,6 +1,7 @@
 //! The log of a stack, which outlives it.
 
 use crate::fixture::{Fixture, RunningProgram, signal, skipped, wait_until};
+use crate::restart::shard_process;
 use crate::restart_devices::{over_af_xdp, over_tap};
 use ginnel::run_dir::logs::StackLog;
 use ginnel_testkit::interop::{Namespace, programs_unavailable, unavailable};
@@ -101,6 +102,24 @@ fn failed_start_is_in_the_log() {
         &log(&fixture, "lab"),
         &["AF_XDP on missing0", &format!("was not started, or stops: {cause}")],
     );
+}
+
+/// Standard error of a stack in the background is its log.
+#[test]
+fn last_error_is_in_the_log_once() {
+    if skipped("last_error_is_in_the_log_once") {
+        return;
+    }
+    let fixture = Fixture::new("log-last");
+    let up = fixture.start_stack("lab", &["--loopback", "stack", "--on-stack-death", "kill"]);
+    let supervisor = pid_of_stack(&fixture, "lab");
+    signal(shard_process(supervisor).unwrap(), "KILL");
+    // A zombie has no executable.
+    wait_until("the stack has ended", || fs::read_link(format!("/proc/{supervisor}/exe")).is_err());
+    let log = fixture.run_ok(&["log", "lab"]);
+    assert_eq!(log.matches("the stack has ended: signal 9").count(), 1, "{log}");
+    assert!(log.contains("ERROR the stack stops: the stack has ended: signal 9"), "{log}");
+    drop(up);
 }
 
 #[test]
