@@ -51,8 +51,7 @@ pub fn write_machine_limits(config: &Config) {
 
 /// Describes which limits of the machine admit fewer processes than `clients_max`.
 pub fn machine_limits(clients_max: u64, shards: u64, descriptors: u64, mappings: u64) -> Vec<String> {
-    // The broker keeps the connection of a process and its pidfd. Each shard keeps the process's memory and
-    // the descriptor that wakes the process.
+    // docs/operations.md, "Limits", says who has which descriptors.
     let by_descriptors = descriptors.saturating_sub(OTHER_DESCRIPTORS) / (2 + 2 * shards);
     let by_mappings = mappings.saturating_sub(OTHER_MAPPINGS) / shards;
     let limit = |processes: u64, cause: String| {

@@ -644,3 +644,39 @@ n = socket.create_connection(('127.0.0.1', 7020)); l.accept()[0].sendall(b'again
         assert_eq!((&*printed, output.status.code()), ("reset\nb'again'\n", Some(0)), "{kind}: {output:?}");
     }
 }
+
+/// docs/operations.md, "Limits", says how many descriptors a process takes.
+#[test]
+fn each_process_takes_the_documented_descriptors() {
+    if skipped("each_process_takes_the_documented_descriptors") {
+        return;
+    }
+    for (shards, action) in [(1, "restart"), (3, "restart"), (2, "fail")] {
+        let fixture = Fixture::new(&format!("descriptors-{shards}-{action}"));
+        fs::write(fixture.path().join("shards.toml"), format!("[shards]\ncount = {shards}\n")).unwrap();
+        let options = ["--loopback", "stack", "--config", "shards.toml", "--on-stack-death", action];
+        let _up = fixture.start_stack("lab", &options);
+        let supervisor = supervisor(&fixture);
+        let counts =
+            || [count_descriptors(supervisor), shard_process(supervisor).map_or(0, count_descriptors)];
+        let start = |number: usize| {
+            let port = 7000 + number;
+            let text = format!(
+                "signal.alarm(0); s = server('127.0.0.1', {port}); open('there-{number}', 'w').close(); signal.pause()"
+            );
+            let program = RunningProgram::new(fixture.script(&["--stack", "lab"], &text));
+            wait_until("it serves", || fixture.path().join(format!("there-{number}")).exists());
+            program
+        };
+        // The first one opens the domain of the user.
+        let first = start(1);
+        // The threads of the start have closed their descriptors by then.
+        std::thread::sleep(Duration::from_millis(200));
+        let before = counts();
+        let others: Vec<RunningProgram> = (2..5).map(start).collect();
+        let each = if action == "fail" { [2 + 2 * shards, 0] } else { [2, 2 * shards] };
+        let expected = [before[0] + 3 * each[0], before[1] + 3 * each[1]];
+        wait_until("the processes have as many descriptors", || counts() == expected);
+        drop((first, others));
+    }
+}
