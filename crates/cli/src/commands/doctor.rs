@@ -52,7 +52,8 @@ pub struct DoctorOptions {
     /// The interface for a stack. Default: that of the default route, if there is one.
     interface: Option<String>,
 
-    /// Number of shards (threads) of the stack. Default: half of the cores, at most one for each queue.
+    /// Number of shards (threads) of the stack. Default: one for each isolated core of the interface's memory
+    /// node, or without isolated cores, for half of its cores; at most one for each queue.
     #[arg(long, value_name = "N")]
     shards: Option<u32>,
 

@@ -194,6 +194,78 @@ fn has_interpreter(program: &[u8]) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ginnel::broker::Refusal;
+    use rustix::io::Errno;
+
+    /// Returns whether the parts of a pattern, which "…", "NAME" and "N" separate, are in a text in their
+    /// order.
+    fn matches(pattern: &str, text: &str) -> bool {
+        let pattern = pattern.replace("NAME", "…").replace(" N ", " … ").replace(" N", " …");
+        let mut rest = Some(text);
+        let mut parts = pattern.split('…');
+        let first = parts.next().unwrap_or_default();
+        rest = rest.and_then(|rest| rest.strip_prefix(first));
+        for part in parts {
+            rest = rest.and_then(|rest| Some(rest.split_once(part)?.1));
+        }
+        rest.is_some()
+    }
+
+    #[test]
+    fn every_reason_has_a_remedy() {
+        let page = include_str!("../../../../../docs/operations.md");
+        let (_, table) = page.split_once("| Text after \"is not accelerated:\" |").unwrap();
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let patterns: Vec<&str> =
+            rows.filter_map(|row| row.split('|').nth(1)).flat_map(|cell| cell.trim().split("; ")).collect();
+        let refusals = [
+            Refusal::Version(3),
+            Refusal::User(7),
+            Refusal::Clients(9),
+            Refusal::Domains(9),
+            Refusal::ShardEnded,
+            Refusal::Restarting(2),
+            Refusal::Resources(Errno::MFILE),
+            Refusal::Resources(Errno::NFILE),
+            Refusal::Resources(Errno::NOMEM),
+            Refusal::Resources(Errno::PERM),
+            Refusal::Unattached(9),
+            Refusal::Pending(9),
+        ];
+        let unreachable = [
+            "it belongs to user 7",
+            "its process is dead, and has left its directory behind",
+            "it has ended, or never ran",
+            "this process may not connect to it",
+            "its process is stopped or stuck, and accepts no connection",
+            "the connection failed",
+        ];
+        let causes = refusals.iter().map(ToString::to_string).chain(unreachable.map(String::from));
+        let findings = [
+            StackFinding::None,
+            StackFinding::Ended,
+            StackFinding::NotListed("web".into()),
+            StackFinding::NoAnswer("its stack \"web\" (process 7) does not answer: …".into()),
+        ];
+        let others = [
+            "it has the library, but no GINNEL_STACK in its environment",
+            "libginnel.so could not be loaded",
+            "LD_PRELOAD was removed from its environment",
+            "not started with ginnel run",
+            "statically linked",
+            "setuid program, or program with file capabilities",
+            "ginnel run started it on the kernel's network: --stack kernel",
+        ];
+        let texts = causes
+            .map(|cause| format!("cannot attach to /run/ginnel/web/control: {cause}"))
+            .chain(findings.iter().map(|finding| finding.why_not_attached("/run/ginnel/web/control")))
+            .chain(others.map(String::from));
+        for text in texts {
+            let known = patterns.iter().any(|pattern| matches(pattern, &text));
+            assert!(known, "docs/operations.md has no row for {text:?}");
+        }
+        assert!(!patterns.iter().any(|pattern| matches(pattern, "cannot attach to x: another reason")));
+    }
 
     #[test]
     fn programs_without_a_dynamic_loader_are_detected() {
