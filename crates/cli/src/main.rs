@@ -7,6 +7,7 @@
 // These macros panic if their reader has closed the pipe: see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod clap_errors;
 mod commands;
 mod descriptor_limit;
 mod doctor;
@@ -34,6 +35,7 @@ mod terminal;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use failure::Failure;
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -90,8 +92,9 @@ fn usage(e: &clap::Error) -> ExitCode {
         return if e.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
     }
     let text = e.render().to_string();
-    let lines: Vec<&str> = text.split("\n\n").next().unwrap_or_default().lines().map(str::trim).collect();
-    let failure = Failure::usage(lines.join(" ").trim_start_matches("error: "));
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let failure =
+        Failure::usage(clap_errors::one_line(e, &arguments, |words| Cli::try_parse_from(words).err()));
     output::note(format_args!("ginnel: {failure}{} (see --help)", remedy(e, &text)));
     failure.exit_code()
 }

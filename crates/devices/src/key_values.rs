@@ -30,9 +30,10 @@ pub(crate) fn one_of<T, const N: usize>(key: &str, value: &str, all: [(&str, T);
 /// Parses a number; every value of its type is valid.
 ///
 /// # Errors
-/// Names the key and the value.
-pub(crate) fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key}: \"{value}\" is not a number, or too large"))
+/// Names the key, the value, and `example`, a number that the key takes.
+pub(crate) fn number<T: FromStr + Display>(key: &str, value: &str, example: T) -> Result<T, String> {
+    let wrong = || format!("{key}: \"{value}\" is not a number, as in {key}={example}, or too large");
+    value.parse().map_err(|_| wrong())
 }
 
 /// Parses a number in a range.

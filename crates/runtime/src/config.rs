@@ -9,7 +9,7 @@ mod shards;
 mod steering;
 mod values;
 
-pub use file::{FileError, ProgramKey};
+pub use file::{ADDRESS_PROBLEMS, FileError, ProgramKey};
 pub use priority::{PayloadRule, PriorityConfig, PriorityRule};
 pub use run::{ListenSpawnMode, RunConfig};
 pub use shards::ShardsConfig;

@@ -232,10 +232,10 @@ impl FromStr for AfXdpOptions {
                         [("auto", Attach::Auto), ("driver", Attach::Driver), ("generic", Attach::Generic)];
                     keys.attach = one_of(key, value, all)?;
                 }
-                "ring" => keys.ring = number(key, value)?,
+                "ring" => keys.ring = number(key, value, keys.ring)?,
                 "need_wakeup" => keys.need_wakeup = one_of(key, value, [("on", true), ("off", false)])?,
-                "busy_poll" => keys.busy_poll_us = number(key, value)?,
-                "busy_budget" => keys.busy_budget = number(key, value)?,
+                "busy_poll" => keys.busy_poll_us = number(key, value, 20)?,
+                "busy_budget" => keys.busy_budget = number(key, value, keys.busy_budget)?,
                 "partial_checksums" => keys.partial_checksums = one_of(key, value, PartialChecksums::WORDS)?,
                 "rss" => keys.rss = one_of(key, value, [("auto", true), ("off", false)])?,
                 _ => {
@@ -266,7 +266,7 @@ fn parse_ranges(key: &str, value: &str) -> Result<Vec<(u16, u16)>, String> {
         .split('+')
         .map(|part| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last) = (number(key, first)?, number(key, last)?);
+            let (first, last) = (number(key, first, 1)?, number(key, last, 1)?);
             if first > last {
                 return Err(format!("{key}: \"{part}\" is not an ascending range"));
             }

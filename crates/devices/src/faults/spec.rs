@@ -130,6 +130,8 @@ pub enum LinkSpecError {
         key: String,
         /// The value as it was written.
         value: String,
+        /// A value that the key takes.
+        example: String,
     },
     /// The unit is missing or unknown.
     BadUnit {
@@ -158,7 +160,9 @@ impl fmt::Display for LinkSpecError {
                 .and_then(|()| f.write_str(&KEYS.map(|key| key.name).join(", "))),
             Self::NoValue(word) => write!(f, "{word:?} has no value; write key=value"),
             Self::Repeated(key) => write!(f, "{key} is given twice"),
-            Self::BadNumber { key, value } => write!(f, "{key}={value}: not a number, or too many digits"),
+            Self::BadNumber { key, value, example } => {
+                write!(f, "{key}={value}: not a number, as in {key}={example}, or too many digits")
+            }
             Self::BadUnit { key, value, units } => write!(f, "{key}={value}: the unit must be {units}"),
             Self::OutOfRange { key, value, range } => {
                 write!(f, "{key}={value}: out of range, must be {range}")
@@ -359,10 +363,19 @@ fn format_value(value: u64, units: Units) -> String {
     text + unit
 }
 
+/// Returns a value that the key takes: 1 of its largest unit that is in its range.
+fn example(key: &SpecKey) -> String {
+    let (least, most) = key.range;
+    let units = key.units.iter().copied().chain([("", 1)]);
+    let one = units.map(|(_, scale)| scale).find(|scale| (least..=most).contains(scale));
+    format_value(one.unwrap_or(least), key.units)
+}
+
 fn parse_value(key: &SpecKey, name: &str, value: &str) -> Result<u64, LinkSpecError> {
     let digits_end = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
     let (number, unit) = value.split_at(digits_end);
-    let bad_number = || LinkSpecError::BadNumber { key: name.into(), value: value.into() };
+    let bad_number =
+        || LinkSpecError::BadNumber { key: name.into(), value: value.into(), example: example(key) };
     if number.is_empty() {
         return Err(bad_number());
     }
@@ -447,13 +460,13 @@ mod tests {
         assert_eq!(message("delay=20"), "delay=20: the unit must be s, ms, us, ns");
         assert_eq!(message("loss=0.01"), "loss=0.01: the unit must be %");
         assert_eq!(message("limit=10k"), "limit=10k: the unit must be left out");
-        assert_eq!(message("delay=ms"), "delay=ms: not a number, or too many digits");
-        assert_eq!(message("delay=-2ms"), "delay=-2ms: not a number, or too many digits");
-        assert_eq!(message("delay=0.5ns"), "delay=0.5ns: not a number, or too many digits");
-        assert_eq!(message("delay=1.ms"), "delay=1.ms: not a number, or too many digits");
+        assert_eq!(message("delay=ms"), "delay=ms: not a number, as in delay=1s, or too many digits");
+        assert_eq!(message("delay=-2ms"), "delay=-2ms: not a number, as in delay=1s, or too many digits");
+        assert_eq!(message("delay=0.5ns"), "delay=0.5ns: not a number, as in delay=1s, or too many digits");
+        assert_eq!(message("delay=1.ms"), "delay=1.ms: not a number, as in delay=1s, or too many digits");
         assert_eq!(
             message("delay=99999999999999999999s"),
-            "delay=99999999999999999999s: not a number, or too many digits"
+            "delay=99999999999999999999s: not a number, as in delay=1s, or too many digits"
         );
         assert_eq!(message("loss=101%"), "loss=101%: out of range, must be 0%..=100%");
         assert_eq!(message("rate=0gbit"), "rate=0gbit: out of range, must be 1bit..=10000gbit");

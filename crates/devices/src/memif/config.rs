@@ -177,11 +177,11 @@ impl FromStr for MemifConfig {
                         _ => return Err(format!("role: \"{value}\" is neither server nor client")),
                     });
                 }
-                "id" => config.id = number(key, value)?,
+                "id" => config.id = number(key, value, 1)?,
                 "secret" => config.secret = Some(value.into()),
-                "queues" => config.queues = number(key, value)?,
-                "ring" => config.ring = number(key, value)?,
-                "buffer" => config.buffer_bytes = number(key, value)?,
+                "queues" => config.queues = number(key, value, config.queues)?,
+                "ring" => config.ring = number(key, value, config.ring)?,
+                "buffer" => config.buffer_bytes = number(key, value, config.buffer_bytes)?,
                 _ => {
                     return Err(format!(
                         "{key}: unknown key (socket, role, id, secret, queues, ring, buffer)"

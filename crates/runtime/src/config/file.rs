@@ -100,12 +100,60 @@ pub(super) fn parse_with_program(
     let config = Config::deserialize(toml::de::Deserializer::from(shared)).map_err(|e| {
         let span = e.span().unwrap_or(0..text.len());
         let key = path_at(&table, &span);
-        error(span.start, key, e.message())
+        let takes = |example: &str| {
+            let text = format!("{}{example}{}", &text[..span.start], &text[span.end..]);
+            key_of_problem(&text, program).as_ref() != Some(&key)
+        };
+        error(span.start, key.clone(), &explain_type(e.message(), takes))
     })?;
     config
         .validate()
         .map_err(|ConfigError { key, problem }| error(offset_of(&table, &key), key, &problem))?;
     Ok((config, keys))
+}
+
+/// Returns the key of the first problem of a file; empty if it is not TOML.
+fn key_of_problem(text: &str, program: Option<&str>) -> Option<String> {
+    let (Ok(table), Ok(mut shared)) = (DeTable::parse(text), DeTable::parse(text)) else {
+        return Some(String::new());
+    };
+    if let Some(program) = program {
+        shared.get_mut().remove(program);
+    }
+    match Config::deserialize(toml::de::Deserializer::from(shared)) {
+        Ok(config) => config.validate().err().map(|error| error.key),
+        Err(error) => Some(path_at(table.get_ref(), &error.span().unwrap_or(0..text.len()))),
+    }
+}
+
+/// Messages of the standard library about addresses, and what is shown instead.
+pub const ADDRESS_PROBLEMS: [(&str, &str); 4] = [
+    ("invalid socket address syntax", "not an address with a port, as in 127.0.0.1:9000"),
+    ("invalid IP address syntax", "not an IP address, as in 10.0.0.1"),
+    ("invalid IPv4 address syntax", "not an IPv4 address, as in 10.0.0.1"),
+    ("invalid IPv6 address syntax", "not an IPv6 address, as in fd00::1"),
+];
+
+/// Replaces the name of a type that a value should have by words, and an example that the key takes. Replaces
+/// messages about addresses.
+fn explain_type(message: &str, takes: impl Fn(&str) -> bool) -> String {
+    if let Some((_, sentence)) = ADDRESS_PROBLEMS.into_iter().find(|(problem, _)| *problem == message) {
+        return sentence.to_owned();
+    }
+    let Some((problem, name)) = message.rsplit_once(", expected ") else { return message.to_owned() };
+    let (what, examples): (_, &[&str]) = match name {
+        "u8" | "u16" | "u32" | "u64" | "usize" => {
+            ("a whole number", &["1", "2", "100", "1000", "100000", "0"])
+        }
+        "f32" | "f64" => ("a number", &["0.5", "1.5", "100"]),
+        "a boolean" => ("true or false", &[]),
+        "a string" => ("a text in quotes", &[]),
+        "a sequence" => ("a list in brackets, as in [ … ]", &[]),
+        _ => return message.to_owned(),
+    };
+    let example = examples.iter().find(|example| takes(example));
+    let example = example.map_or_else(String::new, |example| format!(", as in {example}"));
+    format!("{problem}, expected {what}{example}")
 }
 
 /// Returns the keys of a program's table; otherwise the offset, the key with a dot in front, and the problem.

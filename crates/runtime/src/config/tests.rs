@@ -139,6 +139,23 @@ fn value_of_wrong_type_is_named() {
 }
 
 #[test]
+fn value_of_wrong_type_has_a_right_example() {
+    let device = "[[device]]\nname = \"m\"\nkind = \"memory\"\n";
+    for (text, expected) in [
+        ("[tcp]\ntime_wait_max = \"many\"\n".into(), "\"many\", expected a whole number, as in 1"),
+        ("[run]\npublish_ms = -1\n".into(), "expected a whole number, as in 100"),
+        (format!("{device}mtu = \"a\"\n"), "\"a\", expected a whole number, as in 100"),
+        ("[tcp]\nsack = 1\n".into(), "expected true or false"),
+        ("[run]\nname = 7\n".into(), "expected a text in quotes"),
+        ("[shards]\ncpus = 7\n".into(), "expected a list in brackets, as in [ … ]"),
+        ("[[route]]\ngateway = \"x\"\n".into(), "route[0].gateway: not an IP address, as in 10.0.0.1"),
+    ] {
+        let e = error(&text);
+        assert!(e.ends_with(expected), "{e}");
+    }
+}
+
+#[test]
 fn value_out_of_range_is_named_with_range() {
     let e = error("[tcp]\n\n\nrto_max_seconds = 900\n");
     assert_eq!(e, "x.toml:4: tcp.rto_max_seconds: 900 is outside 1 to 120");

@@ -2,6 +2,7 @@
 //! `-`. Options on the command line override keys.
 
 use super::{IotCommandOptions, ProgramOptions};
+use crate::clap_errors::one_line;
 use crate::failure::Failure;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -22,8 +23,10 @@ pub fn apply(
     let failed = |key: &ProgramKey, problem: &str| {
         Failure::usage(format!("{}:{}: iot.{}: {problem}", file.display(), key.line, key.name))
     };
-    let given = matches_of(IotCommandOptions::augment_args(command()), command_line.iter().cloned());
-    let given = given.map_err(|error| Failure::usage(one_line(&error)))?;
+    let all = |words: Vec<OsString>| matches_of(IotCommandOptions::augment_args(command()), words);
+    let given = all(command_line.to_vec());
+    let given =
+        given.map_err(|error| Failure::usage(one_line(&error, command_line, |words| all(words).err())))?;
     let mut arguments = vec![command_line[0].clone()];
     for key in keys {
         let program = ProgramOptions::augment_args(command());
@@ -36,16 +39,22 @@ pub fn apply(
             (true, _) => vec![option.into()],
             _ => key.values.iter().map(|value| format!("{option}={value}").into()).collect(),
         };
-        let alone = [OsString::from("iot")].into_iter().chain(options.iter().cloned());
-        matches_of(program, alone).map_err(|error| failed(key, &one_line(&error)))?;
+        let alone: Vec<OsString> =
+            [OsString::from("iot")].into_iter().chain(options.iter().cloned()).collect();
+        let parse = |words| matches_of(program.clone(), words).err();
+        if let Some(error) = parse(alone.clone()) {
+            return Err(failed(key, &one_line(&error, &alone, parse)));
+        }
         if !is_overridden(&given, &key.name) {
             arguments.extend(options);
         }
     }
     arguments.extend_from_slice(&command_line[1..]);
-    let matches = matches_of(IotCommandOptions::augment_args(command()), arguments);
-    let options = matches.and_then(|matches| IotCommandOptions::from_arg_matches(&matches));
-    options.map_err(|error| Failure::usage(format!("{}: {}", file.display(), one_line(&error))))
+    let options = all(arguments.clone()).and_then(|matches| IotCommandOptions::from_arg_matches(&matches));
+    options.map_err(|error| {
+        let problem = one_line(&error, &arguments, |words| all(words).err());
+        Failure::usage(format!("{}: {problem}", file.display()))
+    })
 }
 
 fn command() -> Command {
@@ -64,13 +73,6 @@ fn is_overridden(given: &ArgMatches, key: &str) -> bool {
     let is_given = |id: &str| given.value_source(id) == Some(ValueSource::CommandLine);
     let alternatives = ALTERNATIVES.iter().find(|options| options.contains(&key));
     is_given(key) || alternatives.is_some_and(|options| options.iter().any(|id| is_given(id)))
-}
-
-/// Returns the first paragraph of an error as one line.
-fn one_line(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let lines: Vec<&str> = text.split("\n\n").next().unwrap_or_default().lines().map(str::trim).collect();
-    lines.join(" ").trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]
