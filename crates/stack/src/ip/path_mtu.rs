@@ -65,7 +65,7 @@ impl PathMtuCache {
     }
 
     /// Records the MTU that a router reported. Returns false if it does not lower `current`, the path MTU now
-    /// in use: an ICMP message never raises it (RFC 1191 §6.3).
+    /// in use: an ICMP message never raises it (RFC 1191 §3).
     pub(crate) fn learn(&mut self, now: Instant, destination: IpAddr, reported: u16, current: u16) -> bool {
         // An IPv4 router older than RFC 1191 reports 0, which results in the floor, too, as on Linux.
         let floor = if destination.is_ipv4() { self.floor_v4 } else { IPV6_MTU_MIN };
