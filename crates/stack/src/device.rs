@@ -72,7 +72,8 @@ pub struct Label(u32);
 impl Label {
     /// No hash, and the default priority.
     pub const NONE: Self = Self(0);
-    /// Number of low bits of a hash that are stored: indirection tables use the lowest seven.
+    /// Number of low bits of a hash that are stored. The stack's own indirection table uses the lowest seven,
+    /// the tables of adapters at most the lowest twelve.
     pub const HASH_BITS: u32 = 28;
     /// The highest priority (IEEE 802.1Q has eight of them).
     pub const PRIORITY_MAX: u8 = 7;
@@ -148,9 +149,10 @@ pub struct RxFrame<'a> {
     pub gso: Option<Gso>,
     /// Knowledge of the sender or the device about the flow. A frame stays on the shard that received it if
     /// the hash says so, and its owner is looked up again if that shard does not know its TCP flow; frames of
-    /// a higher priority are processed first. So the label affects only the time of processing, with one
-    /// exception: among UDP sockets that share a port (`SO_REUSEPORT`) the hash selects the socket, so that a
-    /// sender with a wrong hash selects it for its own datagrams.
+    /// a higher priority are processed first, and dropped last under overload. So a wrong label affects only
+    /// the time of processing and what is dropped, with one exception: among UDP sockets that share a port
+    /// (`SO_REUSEPORT`) the hash selects the socket, so a sender with a wrong hash selects the socket of its
+    /// own datagrams.
     pub label: Label,
 }
 

@@ -35,8 +35,8 @@ const SLOW_PATH_FLAGS: Flags = Flags::SYN_PENDING
     .with(Flags::CORK);
 
 impl Tcp {
-    /// Sends all queued data of a connection if they fit one segment. Returns false if the slow path is
-    /// needed, and has changed nothing then.
+    /// Sends all queued data of a connection if they fit one segment. Returns false without any change if the
+    /// slow path is needed.
     ///
     /// # Errors
     /// The device has no room, or there is no route.

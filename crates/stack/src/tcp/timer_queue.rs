@@ -60,7 +60,7 @@ impl TimerQueue {
         Some((idx, number))
     }
 
-    /// Returns the connection of the entry `distance` places behind the first one.
+    /// Returns the connection of the entry `distance` places after the first one.
     #[inline]
     pub fn ahead(&self, distance: usize) -> Option<u32> {
         self.entries.get(distance).map(|entry| entry.idx)

@@ -514,7 +514,11 @@ impl Udp {
         Ok(datagram)
     }
 
-    /// Copies the next datagram without taking it (`MSG_PEEK`).
+    /// Copies the next datagram without taking it (`MSG_PEEK`). Its payload is truncated to the length of
+    /// `out`.
+    ///
+    /// # Errors
+    /// As [`Udp::recv_from`]; a pending error is taken.
     pub fn peek_from(&mut self, handle: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
@@ -667,8 +671,8 @@ impl Udp {
         self.list_readable(index);
     }
 
-    /// Queues keep their memory for further datagrams, unless all queues together have allocated more than
-    /// half of the limit.
+    /// Updates the sum of allocated bytes after a datagram was taken. A queue keeps its memory for further
+    /// datagrams, unless all queues together have allocated more than half of the limit.
     fn shrink_if_scarce(&mut self, index: u32, capacity_before: usize) {
         let scarce = self.capacity > self.receive_total_bytes / 2;
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
@@ -695,7 +699,7 @@ impl Udp {
             } else if !v4 {
                 return;
             }
-            // Over IPv6 `IP_RECVERR` reports the error nevertheless.
+            // Over IPv6, `IPV6_RECVERR` reports the error with `IPV6_PMTUDISC_DONT`, too.
             if discovery == PmtuDiscovery::Dont && v4 {
                 return;
             }

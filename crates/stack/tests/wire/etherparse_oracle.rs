@@ -128,8 +128,7 @@ proptest! {
         let chain = ipv6::walk_header_chain(&packet, &header).unwrap();
         prop_assert_eq!((chain.protocol, chain.offset, chain.fragment), (transport, packet.len(), None));
         prop_assert_eq!(packet[chain.next_header_offset], transport);
-        // For a packet truncated at any length, as by an ICMP error, the chain is either found or not, but
-        // never another one.
+        // In a packet that is truncated within the chain, as by an ICMP error, no chain is found.
         for len in 40..packet.len() {
             prop_assert!(ipv6::walk_header_chain(&packet[..len], &header).is_err());
         }

@@ -21,17 +21,17 @@ pub fn v6() -> impl Strategy<Value = Ipv6Addr> {
     any::<u128>().prop_map(Ipv6Addr::from_bits)
 }
 
-/// A source address that every neighbour discovery message may have.
+/// Generates source addresses that every neighbour discovery message may have.
 pub fn link_local() -> impl Strategy<Value = Ipv6Addr> {
     any::<u64>().prop_map(|low| Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(low)))
 }
 
-/// A unicast address.
+/// Generates addresses that are not multicast.
 pub fn unicast() -> impl Strategy<Value = Ipv6Addr> {
     v6().prop_map(|address| Ipv6Addr::from_bits(address.to_bits() & !(1 << 127)))
 }
 
-/// A multicast address.
+/// Generates multicast addresses.
 pub fn multicast() -> impl Strategy<Value = Ipv6Addr> {
     v6().prop_map(|address| Ipv6Addr::from_bits(address.to_bits() | 0xff << 120))
 }
@@ -60,7 +60,7 @@ pub fn arp_packet() -> impl Strategy<Value = arp::ArpPacket> {
     )
 }
 
-/// A header for a payload of this length in bytes.
+/// Generates headers for a payload of this length in bytes.
 pub fn ipv4_header(payload_len: usize) -> impl Strategy<Value = ipv4::Header> {
     let flags = (any::<bool>(), any::<bool>(), 0u16..8000);
     (0u8..64, 0u8..4, any::<u16>(), flags, any::<u8>(), any::<u8>(), v4(), v4()).prop_map(
@@ -83,7 +83,7 @@ pub fn ipv4_header(payload_len: usize) -> impl Strategy<Value = ipv4::Header> {
     )
 }
 
-/// A header for a payload of this length in bytes.
+/// Generates headers for a payload of this length in bytes.
 pub fn ipv6_header(payload_len: usize) -> impl Strategy<Value = ipv6::Header> {
     (0u8..64, 0u8..4, 0u32..1 << 20, any::<u8>(), any::<u8>(), v6(), v6()).prop_map(
         move |(dscp, ecn, flow_label, next_header, hop_limit, src, dst)| ipv6::Header {
@@ -110,7 +110,7 @@ pub fn fragment_header() -> impl Strategy<Value = ipv6::FragmentHeader> {
     )
 }
 
-/// A header whose length is the one that its options need.
+/// Generates headers with their options; the header has the length that the options need.
 pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
     let fields = (1u16.., 1u16.., any::<u32>(), any::<u32>(), any::<u8>(), any::<u16>(), any::<u16>());
     (fields, tcp_options()).prop_map(|((src_port, dst_port, seq, ack, flags, window, urg_ptr), options)| {
@@ -128,7 +128,7 @@ pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
     })
 }
 
-/// Options that fit into a header together and that the parser returns unchanged.
+/// Generates options that fit into a header together and that the parser returns unchanged.
 pub fn tcp_options() -> impl Strategy<Value = TcpOptions> {
     let timestamps = any::<(u32, u32)>().prop_map(|(tsval, tsecr)| Timestamps { tsval, tsecr });
     let blocks = prop::collection::vec(any::<(u32, u32)>(), 0..=4);
@@ -190,7 +190,7 @@ pub fn router_advertisement(prefixes_max: usize) -> impl Strategy<Value = Router
     )
 }
 
-/// Any neighbour discovery message, for a packet from a link-local to a unicast address.
+/// Generates neighbour discovery messages for packets from a link-local to a unicast address.
 pub fn ndp_message(prefixes_max: usize) -> impl Strategy<Value = NdpMessage> {
     prop_oneof![
         option::of(mac()).prop_map(|source_mac| NdpMessage::RouterSolicitation { source_mac }),

@@ -71,7 +71,7 @@ impl Default for Querier {
 }
 
 impl Querier {
-    /// Returns how often a change is reported.
+    /// Returns how many times a change is reported.
     pub(super) fn robustness(&self) -> u8 {
         self.robustness
     }

@@ -23,7 +23,7 @@ const TIMESTAMPS: u8 = 8;
 const USER_TIMEOUT: u8 = 28;
 const FASTOPEN: u8 = 34;
 const EXPERIMENTAL: u8 = 254;
-/// Number of fast open among the experimental options (RFC 7413 §4.1.1).
+/// Number of fast open among the experimental options (RFC 7413 §9).
 const EXPERIMENTAL_FASTOPEN: [u8; 2] = [0xf9, 0x89];
 /// Bytes of a fast open cookie (RFC 7413 §4.1.1).
 const COOKIE_LEN: core::ops::RangeInclusive<usize> = 4..=16;
