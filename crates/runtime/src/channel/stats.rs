@@ -36,7 +36,7 @@ pub struct ChannelStats {
     pub clients_refused: u64,
     /// Sockets that were refused because `channel.sockets_max` or `channel.buffer_bytes_max` was reached.
     pub sockets_refused: u64,
-    /// Listeners that were refused because their domain had the most that it can have.
+    /// Listeners that were refused because `channel.listeners_max` was reached.
     pub listeners_refused: u64,
     /// Filters of sockets that were refused because `channel.filter_bytes_max` was reached, or too many
     /// different option sets were in use.
