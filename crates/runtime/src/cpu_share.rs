@@ -1,10 +1,10 @@
 //! Sharing one CPU between the application's and the stack's thread (`shard.placement` `paired`).
 //!
 //! The stack's thread has real-time priority where that is allowed, so frames and timers do not wait for an
-//! application that computes: the stack preempts it when it wakes. So that it cannot starve the application,
-//! the stack's thread works for at most `shard.paired_work_us` after each sleep. If it has not finished by
-//! then, it continues as an ordinary thread, among which the kernel divides the CPU evenly, until it sleeps
-//! again.
+//! application that computes: when the stack's thread wakes, it preempts the application. So that the stack
+//! cannot starve the application, its thread works for at most `shard.paired_work_us` after each sleep. If it
+//! has not finished by then, it continues as an ordinary thread until it sleeps again. The kernel divides the
+//! CPU evenly among ordinary threads.
 
 use crate::realtime;
 use core::time::Duration;

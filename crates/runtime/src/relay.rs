@@ -30,14 +30,14 @@ pub(crate) struct DeviceUsers {
     users: Vec<AtomicU64>,
     /// True for devices that went away.
     gone: Vec<AtomicBool>,
-    /// By shard: the frames that its full relays have refused. Each shard writes its own.
+    /// By shard: the frames that its full relays have refused. Each shard writes only its own entry.
     refused: [AtomicU64; SHARDS_MAX as usize],
     /// By shard and class: the frames that its relays have refused since this was last taken.
     shed: [[AtomicU64; CLASSES]; SHARDS_MAX as usize],
 }
 
 impl DeviceUsers {
-    /// Begins with the shards that serve each device.
+    /// Creates the table. At first the shards that serve a device are its only users.
     pub(crate) fn new(shards: Vec<Vec<u8>>) -> Self {
         let bits = |shards: &Vec<u8>| shards.iter().fold(0, |bits, &shard| bits | 1_u64 << shard);
         let users = shards.iter().map(|shards| AtomicU64::new(bits(shards))).collect();

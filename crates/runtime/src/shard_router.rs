@@ -64,7 +64,7 @@ struct SharedListener {
     is_claimed: bool,
 }
 
-/// The knowledge of a shard about the others, as it is saved.
+/// Everything that a shard knows about the others, in the form in which it is saved.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedRouter {
     registry: RegistryState,
@@ -74,7 +74,7 @@ pub(crate) struct SavedRouter {
 }
 
 impl ShardRouter {
-    /// Returns what is saved. Other shards must not change the registry meanwhile.
+    /// Returns the state to be saved. Other shards must not change the registry meanwhile.
     pub(crate) fn save(&self) -> SavedRouter {
         SavedRouter {
             registry: self.registry.lock().clone(),
@@ -84,7 +84,7 @@ impl ShardRouter {
         }
     }
 
-    /// Takes over what was saved. The engine has been restored before.
+    /// Restores a saved state. The engine has been restored before.
     ///
     /// # Errors
     /// The engine does not have a listener or a UDP socket.
@@ -138,8 +138,8 @@ impl ShardRouter {
         self.device_users.as_ref().map_or(0, |users| users.refused(self.shard))
     }
 
-    /// Returns how many frames of each class these queues have refused since the last call; `None` if all
-    /// shards serve all devices, or if classes have no limits.
+    /// Returns how many frames of each class the full queues to shards that serve other devices have refused
+    /// since the last call; `None` if all shards serve all devices, or if classes have no limits.
     pub(crate) fn take_relays_shed(&self) -> Option<[u64; CLASSES]> {
         self.class_limits.as_ref()?;
         Some(self.device_users.as_ref()?.take_shed(self.shard))
@@ -151,7 +151,7 @@ impl ShardRouter {
         self.registry.ephemeral_ports.clone()
     }
 
-    /// Sets what gives packets that were reassembled here their priorities.
+    /// Sets the classifier, which gives packets that were reassembled on this shard their priorities.
     pub(crate) fn set_classifier(&mut self, classifier: Option<Classifier>) {
         self.classifier = classifier.map(Box::new);
     }
@@ -545,7 +545,7 @@ impl ShardRouter {
         Err(UdpError::AddressNotAvailable)
     }
 
-    /// A socket of this shard was connected.
+    /// Publishes that a socket of this shard was connected.
     pub(crate) fn udp_connected(
         &mut self,
         stack: &mut Stack,
@@ -586,7 +586,7 @@ impl ShardRouter {
         self.ring_all();
     }
 
-    /// A socket of this shard was closed.
+    /// Releases the port of a socket of this shard that was closed, and publishes that it left its groups.
     pub(crate) fn udp_closed(&mut self, stack: &mut Stack, stats: &mut ShardStats, socket: UdpHandle) {
         self.publish_groups(stack, stats);
         let Some((id, port)) = self.udp_claims.remove(&socket) else { return };

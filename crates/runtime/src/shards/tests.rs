@@ -84,7 +84,7 @@ impl Handler for RecordingHandler {
     }
 }
 
-/// The configuration of `count` shards.
+/// Returns the configuration of `count` shards.
 fn stack_config(count: u32) -> Config {
     let mut config = config(&STACK_ADDRESSES);
     config.shards.count = count;

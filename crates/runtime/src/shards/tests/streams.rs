@@ -16,7 +16,7 @@ use ginnel_stack::handle::{Conn, Listener};
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use std::collections::BTreeMap;
 
-/// Answers each request, which is a length, with as many bytes.
+/// Answers each line with a number of bytes that depends on the client's port.
 #[derive(Default)]
 struct StreamServer {
     /// Bytes received by client port.

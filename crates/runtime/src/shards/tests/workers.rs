@@ -83,8 +83,8 @@ async fn connect() -> io::Result<(TcpStream, u8)> {
     Ok((stream, worker))
 }
 
-/// The client: one worker blocks, and everything else continues.
-async fn with_noise(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Result<()> {
+/// Acts as the client: blocks one worker, and asserts that everything else continues.
+async fn block_one_worker(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Result<()> {
     let (mut one, stuck) = connect().await?;
     let (mut same, mut others) = (Vec::new(), Vec::new());
     while same.len() < 2 || others.len() < 2 {
@@ -136,7 +136,7 @@ fn blocked_worker_delays_only_its_own_connections() {
             };
             let flag = stop.clone();
             let server = scope.spawn(move || opened.run(&flag, make, finish));
-            let client = Executor::new(move || with_noise(is_stuck, release));
+            let client = Executor::new(move || block_one_worker(is_stuck, release));
             let client =
                 Shard::builder(only_v4(config(&CLIENT_ADDRESSES))).handler(client).device("cable", far);
             let ended = client.build().unwrap().run(&StopFlag::new().unwrap());
@@ -154,7 +154,7 @@ fn blocked_worker_delays_only_its_own_connections() {
 #[derive(Default)]
 struct UnreadingHandler {
     first: Option<Conn>,
-    goes: bool,
+    is_released: bool,
     taken: Vec<u8>,
     closed: u32,
 }
@@ -172,7 +172,7 @@ impl Handler for UnreadingHandler {
         if self.first != Some(conn) {
             return data.len();
         }
-        if !self.goes {
+        if !self.is_released {
             return 0;
         }
         self.taken.extend(data);
@@ -246,12 +246,11 @@ fn unread_data_blocks_only_its_own_peer() {
         assert_eq!(closed(&fixture), 2, "{placement:?}");
         let mut sent: Vec<usize> = fixture.client.handler().conns.iter().map(|(_, sent)| *sent).collect();
         sent.sort_unstable();
-        // The capacity of all buffers between the applications, of which the send buffer is the largest by
-        // far.
+        // The connections that are not blocked have sent everything.
         assert_eq!(sent[2..], [FLOOD; 2]);
         for worker in 0..2 {
             fixture.with_shard(worker, |handler, cx| {
-                handler.goes = true;
+                handler.is_released = true;
                 cx.resume_reading(handler.first.unwrap());
             });
         }
