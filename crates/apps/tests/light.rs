@@ -72,8 +72,8 @@ impl ConnectedPair {
         Self { server, light, job, now, _root: root }
     }
 
-    /// Runs a turn of both, and returns true when the run is over. `measure` is called with the generator's
-    /// part.
+    /// Runs a turn of server and generator. `measure` gets the generator's turn as a closure and calls it.
+    /// Returns true when the run is over.
     fn turn(&mut self, measure: &mut dyn FnMut(&mut dyn FnMut())) -> bool {
         let server = self.server.poll_once(self.now).unwrap();
         let mut client = None;
@@ -130,7 +130,7 @@ fn every_kind_of_load_is_answered() {
 }
 
 #[test]
-fn it_is_the_same_over_ipv6() {
+fn requests_over_ipv6_are_answered() {
     let words = ["http://[fd00::1]/", "-n", "500", "-c", "8", "--source", "fd00::2-fd00::5"];
     let mut ends = ConnectedPair::new(&words, Some(("delay=1ms loss=1%", 3)), "fd00::1/64", &["fd00::2/64"]);
     let report = ends.run(Duration::from_secs(600));

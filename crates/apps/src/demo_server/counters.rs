@@ -1,4 +1,4 @@
-//! The counters of a worker. Its thread is the only writer; the thread that prints reads them meanwhile.
+//! The counters of a worker. Only its thread writes them; the thread that prints the report reads them.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Size of the receive buffer in bytes.
 const READ_BYTES: usize = 64 << 10;
-/// Capacity that an empty buffer of unread bytes keeps.
+/// Largest capacity in bytes that an empty buffer of unread bytes keeps.
 const UNREAD_KEPT: usize = 4 << 10;
 /// Reads of one socket before others get their turn.
 const READS_MAX: usize = 16;
@@ -59,7 +59,7 @@ struct KernelTransport {
     epoll: OwnedFd,
     sockets: Vec<Socket>,
     vacant: Vec<u32>,
-    /// Connections whose sockets are read again.
+    /// Connections whose sockets are read again although epoll reports no new event.
     queued: Vec<KernelConn>,
     /// Connections whose send failed.
     broken: Vec<KernelConn>,

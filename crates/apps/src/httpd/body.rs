@@ -1,5 +1,5 @@
-//! Request bodies. A server of files drops them, but must find their end to find the next request (RFC 9112
-//! §6–7).
+//! The end of message bodies (RFC 9112 §6–7). A server of files drops request bodies, but must find their end
+//! to find the next request. The demo server relays bodies of requests and responses.
 
 use super::head::BodyFraming;
 use super::status::Status;

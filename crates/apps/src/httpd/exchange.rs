@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 
 /// Index that stands for no record.
 pub const NONE: u32 = u32::MAX;
-/// Largest capacity with which a buffer stays in a record that is done with it; a larger one is freed. Few
-/// heads reach the 16 KiB that they may have.
+/// Largest capacity in bytes of a buffer that a released record keeps; a larger buffer is freed. Few heads
+/// reach the 16 KiB that they may have.
 const RETAINED_BYTES_MAX: usize = 4 << 10;
 /// Non-blocking reads (one per millisecond) that may fail in a row before a blocking read follows. So files
 /// are also served from a file system whose pages never stay in the page cache.

@@ -1,10 +1,10 @@
 //! `ginnel httpd`: a server of static files.
 //!
 //! ```text
-//! bytes ─► server (phases of a connection) ─► head (end and fields of a request) ─► response_plan ─► path ─► site
-//!             │       ▲                                                                  │
-//!             │       └── body, exchange (input or output in several parts)              ├─► conditional, range
-//!             └─► transport (a shard's context)  ◄── response ◄─────────────────────────┘
+//! bytes ─► server (phases of a connection) ─► head (fields of a request) ─► response_plan ─► path ─► site
+//!             │       ▲                                                          │
+//!             │       └── body, exchange (input or output in several parts)      ├─► conditional, range
+//!             └─► transport (a shard's context)  ◄── response ◄─────────────────┘
 //! ```
 //!
 //! A connection takes 20 bytes. A connection in the middle of a request or a response also borrows a record

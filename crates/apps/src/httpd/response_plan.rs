@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::io;
 
 impl Server {
-    /// Chooses the response, and writes its head to `self.head` unless a prepared response fits.
+    /// Chooses the response, and writes its head to `self.head` unless a prepared response can be sent.
     pub(super) fn plan_response(
         &mut self,
         request: &Request<'_, '_>,

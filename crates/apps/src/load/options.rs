@@ -87,8 +87,8 @@ pub struct CommonOptions {
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_timeout)]
     pub timeout: Duration,
 
-    /// Without --duration: end with exit status 1 when requests or connections have failed for this time and
-    /// none was answered in between [default: the value of --timeout]
+    /// With --requests and without --duration: end with exit status 1 when requests or connections have
+    /// failed for this time and none was answered in between [default: the value of --timeout]
     #[arg(long, value_name = "TIME", conflicts_with = "duration", value_parser = parse_duration)]
     pub give_up: Option<Duration>,
 
@@ -165,7 +165,7 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Parses the length of the measurement, which has rates only if it takes time.
+/// Parses the length of the measurement. It must not be 0, because rates are divided by it.
 fn parse_measured_time(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
     if time.is_zero() { Err("must not be 0".to_owned()) } else { Ok(time) }
@@ -234,7 +234,7 @@ impl CommonOptions {
         self.duration().is_none().then(|| self.give_up.unwrap_or(self.timeout))
     }
 
-    /// Returns the number of shards if it is given, otherwise that of workers: no more than connections.
+    /// Returns the number of shards if it is given, otherwise that of workers, but no more than connections.
     pub fn workers(&self) -> u32 {
         self.shards.unwrap_or(self.workers.min(self.connections))
     }

@@ -40,7 +40,8 @@ impl WorkerShare {
 /// The plan of one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// Number of connections, ≥ 1: kept busy in a closed loop, or open at most in an open loop.
+    /// Number of connections, ≥ 1: all of them are kept busy in a closed loop; in an open loop at most this
+    /// many are open.
     pub connections: u32,
     /// Requests on a connection before it is closed: 1 for short connections, `u32::MAX` for no limit.
     pub requests_per_connection: u32,

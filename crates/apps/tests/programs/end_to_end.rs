@@ -85,7 +85,7 @@ fn the_server_releases_every_connection() {
 }
 
 #[test]
-fn it_is_the_same_over_ipv6() {
+fn requests_over_ipv6_are_answered() {
     let root = small_site();
     let server = httpd(root.path(), &["--listen", "[::]:80"]);
     let (client, outcome, job) =

@@ -12,7 +12,8 @@ use core::fmt;
 /// Status line of a response whose backend failed.
 const BAD_GATEWAY: &str = "502 Bad Gateway";
 
-/// Sends the bytes that belong to a body, as far as they are accepted, and returns how many that were.
+/// Sends those of `bytes` that belong to the body, as far as `net` accepts them. Returns the number of bytes
+/// sent.
 ///
 /// # Errors
 /// Returns an error if the bytes are not a body; those before the error may have been sent.

@@ -73,7 +73,7 @@ impl SendBuffers {
         bytes.len()
     }
 
-    /// Returns the bytes from `offset` to the end of their chunk.
+    /// Returns the bytes from `offset` to the end of their chunk or of the queue.
     pub fn slice_at(&self, queue: &SendQueue, offset: u32) -> &[u8] {
         if offset >= queue.len {
             return &[];

@@ -25,7 +25,7 @@ const RTO_MAX_MS: u32 = 60_000;
 const V6_MTU_MIN: u32 = 1_280;
 const V4_PMTU_MIN: u32 = 576;
 
-/// Returns the bytes of IP and TCP headers without options.
+/// Returns the length of the IP and TCP headers without options, in bytes.
 const fn headers(is_v4: bool) -> u32 {
     if is_v4 { 40 } else { 60 }
 }
@@ -107,7 +107,7 @@ fn prefix_contains(prefix: &Prefix, address: IpAddr) -> bool {
 }
 
 /// Determines next hop and local address of all targets. The longest prefix that contains a target decides:
-/// the next hop is the target itself if that is a prefix of the link, otherwise the gateway of the route.
+/// if it is a prefix of the link, the next hop is the target itself, otherwise the gateway of the route.
 pub(super) fn resolve_destinations(
     targets: &[SocketAddr],
     link: &LinkConfig,

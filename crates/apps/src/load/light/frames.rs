@@ -131,7 +131,7 @@ fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<ReceivedPacket
     match icmpv4::Message::parse(bytes).ok()? {
         icmpv4::Message::Unreachable { code: icmpv4::unreachable::FRAGMENTATION_NEEDED, mtu, quote } => {
             let (quoted, _) = ipv4::Header::parse_quoted(quote).ok()?;
-            // Accepted only for a connection's own packets (RFC 5927 §4).
+            // Accepted only if the quoted packet is a TCP segment from a local address (compare RFC 5927 §4).
             locals.number_v4(quoted.src).filter(|_| quoted.protocol == protocol::TCP)?;
             Some(ReceivedPacket::TooBig { to: quoted.dst.into(), mtu: mtu.into() })
         }
@@ -232,7 +232,7 @@ impl Template {
         }
     }
 
-    /// Returns the bytes before options and payload.
+    /// Returns the length of the headers before options and payload, in bytes.
     #[inline]
     pub const fn head_len(&self) -> usize {
         if self.is_v4 { HEAD_V4 } else { HEAD_V6 }

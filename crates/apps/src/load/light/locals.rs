@@ -97,7 +97,7 @@ impl Locals {
     }
 
     /// Starts the ring of each address at position `index`, modulo its size. A new process would otherwise
-    /// begin with the ports of a former one, and wait for a second for each of them if the server still has
+    /// begin with the ports of a former one, and wait one second at each of them if the server still has
     /// their connections.
     pub fn start_ports_at(&mut self, index: u32) {
         for local in &mut self.list {

@@ -18,7 +18,7 @@ pub(super) struct PeerNeighbour {
     pub source: u16,
     /// True if the Ethernet address comes from the configuration and never changes.
     is_static: bool,
-    /// Solicitations since the last answer.
+    /// Solicitations of the present resolution, or of the last one.
     solicitations: u8,
     /// Time of the last solicitation in the network's milliseconds.
     solicited_at: Option<u32>,

@@ -1,5 +1,5 @@
-//! `ginnel load iot` and `ginnel load echo`: an open loop of messages on many connections, as MCC sends them
-//! to QStack.
+//! `ginnel load iot` and `ginnel load echo`: an open loop of messages on many connections, as MCC, the load
+//! generator of QStack, sends them (docs/load.md).
 //!
 //! ```text
 //! options ─► plan ─► calendar (when each connection sends)   kinds (which messages are urgent)
@@ -43,8 +43,8 @@ use core::time::Duration;
 use ginnel::Instant;
 use std::sync::Arc;
 
-/// Time before a due message for which a worker polls with `--mode precision`. No wait is that long, so it
-/// polls always.
+/// Time before a due message during which a worker polls with `--mode precision`. No wait is that long, so
+/// the worker always polls.
 pub const PRECISE_SPIN: Duration = Duration::from_secs(1);
 
 /// Settings that all workers of a run share, checked and ready to use.

@@ -2,8 +2,8 @@
 //! answers in what arrives.
 //!
 //! Answers are found by their amount: the answer to a request begins after as many bytes as the recorded
-//! server had sent before. Bytes beyond those that all requests so far may be answered with are in excess;
-//! they are counted and belong to no answer.
+//! server had sent before. Bytes beyond the answers to all requests that were begun are in excess; they are
+//! counted and belong to no answer.
 
 use super::ReplayPlan;
 use super::options::ReplayTarget;
@@ -40,21 +40,22 @@ enum ReplayState {
 #[derive(Clone, Copy, Debug)]
 struct ReplayConnection {
     state: ReplayState,
-    /// Counts the connections of the slot.
+    /// Changes when the slot gets another connection, and when its connection is established: actions with
+    /// another generation are stale.
     generation: u32,
     /// Index of the recorded connection.
     recorded: u32,
     /// Start of the recording for this connection.
     base: Instant,
-    /// The send that is next, among all sends of the recording, and bytes of it that were accepted.
+    /// Index of the next send among all sends of the recording, and number of its bytes that were accepted.
     next_send: u32,
     offset: u32,
     /// True if the network did not accept all bytes.
     is_blocked: bool,
     /// True if the connection has a deadline because it was blocked.
     has_deadline: bool,
-    /// The first request that was not sent completely, and the first without an answer, among all requests
-    /// of the recording.
+    /// Indices, among all requests of the recording, of the first request that was not sent completely and of
+    /// the first one without an answer.
     next_request: u32,
     next_answer: u32,
     /// Bytes received, without those in excess.
@@ -140,7 +141,7 @@ impl ReplaySession {
         self.start + self.plan.pass().saturating_mul(pass) + self.plan.copy_shift(copy)
     }
 
-    /// Makes the opening of a copy's next connection of this worker due.
+    /// Schedules the opening of this worker's next connection in a copy.
     fn schedule_opening(&mut self, copy: u32) {
         let count = self.plan.recording.connections.len() as u32;
         loop {
@@ -309,7 +310,7 @@ impl ReplaySession {
         self.finish(slot);
     }
 
-    /// Handles the time of an action on a connection.
+    /// Performs the action on a connection that has become due.
     fn continue_connection(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         match self.connections[slot as usize].state {
             ReplayState::Free => {}
@@ -352,7 +353,7 @@ impl ReplaySession {
         }
     }
 
-    /// Finds the answers that begin up to the bytes received so far.
+    /// Records the answers whose first byte has arrived.
     fn find_answers(&mut self, slot: u32, now: Instant) {
         let recording = &self.plan.recording;
         let connection = &mut self.connections[slot as usize];
