@@ -252,7 +252,7 @@ impl LimitWatch {
                 counts.update(Instant::now());
                 interfaces.update();
             }
-            // At the end all entries are due.
+            // At the end the entries about all limits are due.
             counts.update(Instant::now() + REPEAT_INTERVAL);
         });
         Self { stop: Some(stop), thread: thread.ok() }

@@ -127,6 +127,9 @@ pub fn find_library() -> Result<PathBuf, Failure> {
 
 /// Returns the path of the library for programs on the kernel's network: `GINNEL_KERNEL_LIBRARY`, or the file
 /// beside this executable, or where packages install it.
+///
+/// # Errors
+/// As [`find_library`].
 pub fn find_kernel_library() -> Result<PathBuf, Failure> {
     find(KERNEL_LIBRARY, "GINNEL_KERNEL_LIBRARY")
 }

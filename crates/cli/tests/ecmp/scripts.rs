@@ -58,7 +58,8 @@ fn a_pipeline_that_hangs_leaves_no_process() {
     wait_until("all probes end", || hanging().iter().all(|pid| has_ended(pid)));
 }
 
-/// The monitor tells more changes than the script reads, of other routes or of the table's.
+/// The monitor reports changes faster than the script reads them: changes of another table, and of the table
+/// that the script watches.
 #[test]
 fn routes_follow_on_a_busy_router() {
     let test = "routes_follow_on_a_busy_router";

@@ -35,14 +35,15 @@ fn python(args: &[&str]) -> Output {
     run.output().expect("timeout of coreutils runs")
 }
 
-/// Debian packages these tests separately.
+/// Returns whether a module of the tests is installed: Debian packages the tests separately.
 fn has_module(module: &str) -> bool {
     let import = format!("import test.{module}, test.libregrtest");
     let asked = Command::new("python3").args(["-c", &import]).output();
     asked.is_ok_and(|asked| asked.status.success())
 }
 
-/// Runs modules of CPython's tests. Several compare waits of tenths of a second with the clock.
+/// Asserts that modules of CPython's tests pass. Several of them compare waits of tenths of a second with the
+/// clock, so a run during which CPU time was taken away is repeated.
 fn assert_passes(args: &[&str]) {
     let passed = steal::repeat_if_stalled(|| {
         let output = python(args);

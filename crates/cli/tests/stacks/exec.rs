@@ -164,7 +164,7 @@ print(len([fd for fd in os.listdir('/proc/self/fd') if is_socket(fd)]))";
     let counts: Vec<&str> = text.lines().collect();
     assert!(
         counts.len() == 3 && counts.iter().all(|count| *count == counts[0]),
-        "the same as in the first: {text}"
+        "as many as in the first program: {text}"
     );
 }
 

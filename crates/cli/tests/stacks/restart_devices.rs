@@ -177,7 +177,7 @@ fn stacks_over_memif_serve_again() {
     }
     for name in ["lab", "peer"] {
         let log = fixture.run_ok(&["log", name]);
-        // Its own shards were killed twice, without a line, and so were those of its peer.
+        // Its own shards were killed twice, which logs no "down", and those of its peer twice, which does.
         for (entry, least) in [("memif link is up", 5), ("memif link is down", 2)] {
             assert!(log.matches(entry).count() >= least, "{name}: {entry}\n{log}");
         }
