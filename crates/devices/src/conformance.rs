@@ -27,8 +27,8 @@ const WINDOW: usize = 32;
 /// Properties that differ between correct devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guarantees {
-    /// `reserve` returns `None` while the queue is full, and no frame is lost. Otherwise frames that the
-    /// queue cannot hold are dropped.
+    /// True if `reserve` returns `None` while the queue is full, and no frame is lost. Otherwise frames that
+    /// the queue cannot hold are dropped.
     pub back_pressure: bool,
     /// Super-frames of up to this number of bytes arrive unsegmented. Larger ones may arrive as segments.
     pub uncut_super_frame_bytes: usize,

@@ -1,4 +1,4 @@
-//! Identity of the network namespace of this process.
+//! Identity of the network namespace of the calling thread.
 #![allow(unsafe_code)] // rustix does not have the option
 
 use rustix::fd::AsRawFd;
@@ -10,7 +10,7 @@ use std::os::unix::net::UnixDatagram;
 /// 5.14, which have no cookies.
 ///
 /// # Errors
-/// No socket can be created.
+/// No socket can be created, or the kernel refuses the option for another reason.
 pub fn cookie() -> io::Result<Option<u64>> {
     let socket = UnixDatagram::unbound()?;
     let mut cookie = 0_u64;

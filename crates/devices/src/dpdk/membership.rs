@@ -1,6 +1,6 @@
-//! Frames that the adapter of an interface of the kernel receives for a port over the interface. The kernel
-//! counts the members of these groups and forgets those of a process that ends, so the interface is left as
-//! it was, even if the process is killed.
+//! Makes the adapter of a kernel interface receive the frames that a DPDK port over the interface needs. The
+//! kernel counts the memberships of sockets and drops those of a process that ends, so the interface is left
+//! as it was, even if the process is killed.
 #![allow(unsafe_code)] // an option of a socket
 
 use core::ffi::c_int;
@@ -8,7 +8,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 
-/// A membership in groups of an interface, which ends when this value is dropped.
+/// The memberships of a packet socket (`PACKET_ADD_MEMBERSHIP`), which end when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Membership {
     _socket: OwnedFd,
@@ -17,6 +17,9 @@ pub(super) struct Membership {
 impl Membership {
     /// Makes the interface with this index receive all multicast frames, and with `promiscuous` the frames to
     /// all addresses.
+    ///
+    /// # Errors
+    /// The kernel refuses the socket (`EPERM` without `CAP_NET_RAW`), or has no such interface (`ENODEV`).
     pub fn join(interface: u32, promiscuous: bool) -> io::Result<Self> {
         // Without a protocol the socket itself receives nothing.
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;

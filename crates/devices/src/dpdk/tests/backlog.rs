@@ -113,7 +113,7 @@ fn backlog_is_what_the_port_has_not_taken() {
         assert!(ring.tx.has_backlog(10), "the port was offered them in this turn");
         ring.tx.flush(Instant::ZERO);
         assert!(!ring.tx.has_backlog(1), "the port has taken them");
-        // In a new turn the question offers them.
+        // In a new turn, `has_backlog` offers the waiting frames to the port first.
         assert_eq!(fill(&mut ring), 64);
         ring.tx.flush(Instant::ZERO);
         assert_eq!(receive(&mut ring).len(), 64);

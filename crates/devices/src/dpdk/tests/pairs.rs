@@ -85,7 +85,8 @@ fn bridged_taps(offload: bool) -> (Device, Device) {
         let port = format!("net_tap{}", unique());
         let config = DpdkConfig { offload, ..config(&port, &format!("args=iface={interface}")) };
         let device = open_port(&config).and_then(Dpdk::into_single_device).expect("a port");
-        // The bridge keeps frames to the address of its port, which is at first that of the DPDK port.
+        // A bridge delivers frames to the address of one of its ports to the host itself. Each port gets an
+        // address other than that of the DPDK port, which it has at first.
         let address = format!("02:00:00:00:{:02x}:{:02x}", number % 256, side as u32);
         ip(&format!("link set {interface} address {address}"));
         set_up(&interface);
