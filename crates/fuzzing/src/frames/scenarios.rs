@@ -42,7 +42,7 @@ pub fn scenarios() -> Vec<(&'static str, Vec<u8>)> {
     [states(), faults(), resources(), network(), datagrams()].concat()
 }
 
-/// Scenarios that together reach all states of a connection.
+/// Returns scenarios that together reach all states of a connection.
 fn states() -> Vec<(&'static str, Vec<u8>)> {
     let data = [
         Word::peer_action(0, PeerAction::Data, 700),
@@ -134,7 +134,7 @@ fn states() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Scenarios with lost, repeated, reordered and out-of-window segments.
+/// Returns scenarios with lost, repeated, reordered and out-of-window segments.
 fn faults() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let advance_seq = segment_bits::ADVANCE_SEQ;
@@ -238,7 +238,7 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Scenarios about limits, timers, options and devices.
+/// Returns scenarios about limits, timers, options and devices.
 fn resources() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let fin = Word::peer_action(0, PeerAction::Fin, 0);
@@ -356,7 +356,7 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Scenarios about the protocols below TCP.
+/// Returns scenarios about the protocols below TCP.
 fn network() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let fragments =
@@ -411,7 +411,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Scenarios about UDP.
+/// Returns scenarios about UDP.
 fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
     let bind = Word::udp_bind(0, 0, 4);
     let exchange = |v6| {
