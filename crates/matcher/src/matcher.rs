@@ -1,4 +1,4 @@
-//! The matcher.
+//! The matcher: finds the first of its rules that matches a frame.
 
 use crate::flow::{FlowCache, FlowShape, FlowVerdicts};
 use crate::packet::Packet;

@@ -63,7 +63,7 @@ fn loads_beyond_the_frame_reject() {
         (0x30, u32::MAX, 0),
     ] {
         assert_eq!(run(&[op(code, k), RETURN_A], &frame), value, "{code:#x} {k}");
-        // The same by index.
+        // Loads with an index give the value, too, or reject if the index is beyond `k`.
         for x in [0, 1, u32::MAX] {
             let program = [op(0x01, x), op(code ^ 0x60, k.wrapping_sub(x)), RETURN_A];
             let expected = if k >= x { value } else { 0 };
@@ -122,7 +122,7 @@ fn result_of_a_flow_depends_on_what_was_looked_at() {
     assert_eq!(flow(&[op(0x28, 20), RETURN_A], &frame), None);
 }
 
-/// Instructions of a valid program, without jumps, which `program` adds.
+/// Generates instructions of valid programs.
 fn instruction() -> impl Strategy<Value = RawInstruction> {
     let loads = prop::sample::select(vec![0x20u16, 0x28, 0x30, 0x40, 0x48, 0x50, 0xb1]);
     let constants = prop::sample::select(vec![0x00u16, 0x01, 0x80, 0x81, 0x07, 0x87, 0x84]);
@@ -151,7 +151,7 @@ fn instruction() -> impl Strategy<Value = RawInstruction> {
     ]
 }
 
-/// A valid program. libpcap does not clear the memory, so the program does.
+/// Generates valid programs. libpcap does not clear the memory, so the programs do.
 fn program() -> impl Strategy<Value = Vec<RawInstruction>> {
     prop::collection::vec(instruction(), 1..20).prop_map(|body| {
         let clear = (0..16).map(|k| op(0x02, k));
