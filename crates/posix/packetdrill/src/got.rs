@@ -58,6 +58,8 @@ unsafe extern "C" fn visit(object: *mut dl_phdr_info, _: libc::size_t, replaceme
     1
 }
 
+/// Replaces functions in the table of one object.
+///
 /// # Safety
 /// The headers belong to an object that is loaded `base` bytes above its own addresses, and stays loaded.
 unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], replacement: Replacement<'_>) {
@@ -98,6 +100,8 @@ unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], replacement: Replacement
     }
 }
 
+/// Stores the address of a function in a slot of the table. Does nothing if the page cannot be made writable.
+///
 /// # Safety
 /// The slot is a word of the program's table; `relro` states that the loader has made it read-only.
 unsafe fn write_slot(slot: u64, relro: bool, function: *mut c_void) {

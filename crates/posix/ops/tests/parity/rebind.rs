@@ -74,7 +74,7 @@ pub fn ended_connections_can_be_bound(w: &mut Fixture<'_>) {
     }
 }
 
-/// The end of `shutdown_reuse` of Linux's selftest `tls`, whose calls follow each other immediately.
+/// Repeats the last calls of `shutdown_reuse` of Linux's selftest `tls`, which follow each other immediately.
 pub fn bind_follows_shutdown_at_once(w: &mut Fixture<'_>) {
     let (listener, at) = w.listener(0);
     let peer = w.at_a(at);
@@ -129,7 +129,7 @@ pub fn accepted_and_reset_connections_can_be_bound(w: &mut Fixture<'_>) {
     w.a.close(other).unwrap();
 }
 
-/// Before and after a call has reported that the connection was refused.
+/// The sockets are bound before and after a call has reported that the connection was refused.
 pub fn refused_connections_can_be_bound(w: &mut Fixture<'_>) {
     let (listener, at) = w.listener(0);
     w.a.close(listener).unwrap();
