@@ -155,7 +155,7 @@ pub struct TcpConfig {
     /// Longest delay of an acknowledgement, in milliseconds (RFC 9293 §3.8.6.3: below 500). 1 … 499, default
     /// 40.
     pub delayed_ack_ms: u32,
-    /// Challenge acknowledgements per second over all connections (RFC 5961 §10). 1 … 2^32-1, default 1,000.
+    /// Challenge acknowledgements per second over all connections (RFC 5961 §7). 1 … 2^32-1, default 1,000.
     pub challenge_acks_per_second: u32,
     /// Minimum time between two answers to invalid segments of one connection, in milliseconds. 0 … 60,000,
     /// default 500.

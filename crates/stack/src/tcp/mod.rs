@@ -646,7 +646,7 @@ impl Tcp {
         self.conns.free(idx);
     }
 
-    /// Returns whether another challenge ACK may be sent in this second (RFC 5961 §10), and counts it.
+    /// Returns whether another challenge ACK may be sent in this second (RFC 5961 §7), and counts it.
     pub fn may_challenge(&mut self) -> bool {
         let second = self.now.as_millis() / 1000;
         if second != self.challenge_timestamp {

@@ -1,4 +1,4 @@
-//! A server: its next hop, path MTU and round-trip time, which all connections to it share (RFC 9040 §2).
+//! A server: its next hop, path MTU and round-trip time, which all connections to it share (RFC 9040 §7).
 
 use super::frames::Template;
 use super::locals::Locals;
