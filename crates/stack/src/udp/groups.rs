@@ -265,12 +265,7 @@ impl UdpSocket {
         source: Option<IpAddr>,
     ) -> Result<Route, UdpError> {
         let options = self.multicast(group);
-        let local = self.local.ip();
-        let is_host = !local.is_unspecified()
-            && !local.is_multicast()
-            && !network.is_broadcast(local)
-            && local.is_ipv4() == group.is_ipv4();
-        let bound = is_host.then_some(local);
+        let bound = self.source_address(network).filter(|bound| bound.is_ipv4() == group.is_ipv4());
         let selected = options.source.filter(|_| group.is_ipv4()).map(IpAddr::V4);
         let selected = selected.filter(|selected| network.is_local(*selected));
         let from = source.or(bound).or(selected);

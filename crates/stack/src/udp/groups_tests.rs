@@ -7,7 +7,7 @@ use crate::link::LinkConfig;
 use crate::multicast::FilterMode;
 use crate::udp::{DEVICE_FULL_RETRY, UdpOptions};
 use crate::wire::ethernet::EtherType;
-use crate::wire::{MacAddr, ipv4, protocol};
+use crate::wire::{MacAddr, ipv4, ipv6, protocol};
 use core::net::Ipv4Addr;
 use core::time::Duration;
 
@@ -244,5 +244,36 @@ fn broadcasts_come_back_to_sockets_of_this_host() {
         s.send(sender, Some(at(to, 7)), b"x").unwrap();
         assert_eq!(s.fixture.sent().len(), 1);
         assert_eq!(s.read(receiver), Ok(b"x".to_vec()));
+    }
+}
+
+#[test]
+fn connect_keeps_a_bound_group() {
+    for bound in ["239.1.2.3", "255.255.255.255", "10.0.0.255"] {
+        let mut s = sockets();
+        let socket = s.bind_with(bound, 7, shared()).unwrap();
+        for to in ["10.0.0.2", "239.9.9.9", "10.0.0.2"] {
+            s.connect(socket, at(to, 9)).unwrap();
+            assert_eq!(s.udp.local(socket), Ok(at(bound, 7)));
+            s.send(socket, None, b"x").unwrap();
+            let packet = ipv4::Header::parse(&s.fixture.sent_one()[14..]).unwrap();
+            assert_eq!((packet.src, IpAddr::V4(packet.dst)), (OUR_V4, at(to, 9).ip()));
+        }
+    }
+    let mut s = sockets();
+    let socket = s.bind_with("ff15::3", 7, shared()).unwrap();
+    s.connect(socket, SocketAddr::new(PEER_V6.into(), 9)).unwrap();
+    assert_eq!(s.udp.local(socket), Ok(at("ff15::3", 7)));
+    s.send(socket, None, b"x").unwrap();
+    let packet = ipv6::Header::parse(&s.fixture.sent_one()[14..]).unwrap();
+    assert_eq!((packet.src, packet.dst), (OUR_V6, PEER_V6));
+    // Only the peer's datagrams are received.
+    let mut s = sockets();
+    let socket = s.bind_with("239.1.2.3", 7, shared()).unwrap();
+    s.join(socket, Some(SourceFilter::ANY)).unwrap();
+    for (port, receives) in [(9, true), (8, false)] {
+        s.connect(socket, SocketAddr::new(PEER_V4.into(), port)).unwrap();
+        s.receive_from_group();
+        assert_eq!(s.has_received(socket), receives);
     }
 }

@@ -377,8 +377,9 @@ impl Udp {
     }
 
     /// Connects a socket: it receives only datagrams from `remote`, and errors about datagrams to `remote`
-    /// are reported. A wildcard local address is replaced by the source address of the route to `remote`. As
-    /// on Linux, the port of `remote` may be 0, a port that no socket has.
+    /// are reported. A wildcard local address is replaced by the source address of the route to `remote`; a
+    /// group or broadcast address remains the one that the socket receives at. As on Linux, the port of
+    /// `remote` may be 0, a port that no socket has.
     ///
     /// # Errors
     /// [`UdpError::Stale`], [`UdpError::InvalidAddress`], [`UdpError::WrongFamily`], and the errors of the
@@ -395,10 +396,11 @@ impl Udp {
         let route = if remote.ip().is_multicast() {
             socket.group_route(now, network, remote.ip(), None)?
         } else {
-            let from = (!socket.local.ip().is_unspecified()).then_some(socket.local.ip());
-            network.route(now, remote.ip(), from).map_err(route_error)?
+            network.route(now, remote.ip(), socket.source_address(network)).map_err(route_error)?
         };
-        socket.local.set_ip(route.src);
+        if socket.local.ip().is_unspecified() {
+            socket.local.set_ip(route.src);
+        }
         socket.remote = Some(remote);
         socket.cache_route(now, network, route, remote);
         self.leave_group(handle.index);
@@ -737,6 +739,14 @@ impl UdpSocket {
         self.queue.is_empty() || self.queue.cost() + cost <= rcvbuf
     }
 
+    /// Returns the source address of the socket's datagrams if the socket is bound to one. A socket may be
+    /// bound to a group or broadcast address, but no datagram comes from there.
+    fn source_address(&self, network: &Network) -> Option<IpAddr> {
+        let local = self.local.ip();
+        let is_host = !local.is_unspecified() && !local.is_multicast() && !network.is_broadcast(local);
+        is_host.then_some(local)
+    }
+
     /// Updates what depends on options and filter, and on whether datagrams have classes.
     fn update_slow_path(&mut self, has_classes: bool) {
         self.has_slow_path = has_classes || self.options.gro || self.filter.is_some();
@@ -834,12 +844,7 @@ fn route_for(
     {
         return Ok(cached);
     }
-    let local = socket.local.ip();
-    // A unicast datagram cannot have a broadcast or multicast source address, although a socket may be bound
-    // to one.
-    let from =
-        (!local.is_unspecified() && !local.is_multicast() && !network.is_broadcast(local)).then_some(local);
-    let route = network.route(now, remote.ip(), from).map_err(route_error)?;
+    let route = network.route(now, remote.ip(), socket.source_address(network)).map_err(route_error)?;
     if has_destination {
         // Without a hash the receiver computes it, if several of its shards share the port: hashing is not
         // worthwhile for sockets that send to many destinations.

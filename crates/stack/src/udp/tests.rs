@@ -65,7 +65,7 @@ impl Sockets {
         self.udp.send_to(self.fixture.now, &mut self.fixture.network, socket, to, payload)
     }
 
-    fn connect(&mut self, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError> {
+    pub(super) fn connect(&mut self, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError> {
         self.udp.connect(self.fixture.now, &mut self.fixture.network, socket, to)
     }
 
