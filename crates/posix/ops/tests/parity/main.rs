@@ -16,6 +16,7 @@ mod epoll;
 mod fastopen;
 mod filters;
 mod flow_labels;
+mod group_peers;
 mod kernel;
 mod listeners;
 mod multicast;
@@ -56,7 +57,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 28] = [
+const MODULES: [Cases; 29] = [
     arrivals::tests::CASES,
     descriptors::tests::CASES,
     departures::tests::CASES,
@@ -64,6 +65,7 @@ const MODULES: [Cases; 28] = [
     fastopen::tests::CASES,
     filters::tests::CASES,
     flow_labels::tests::CASES,
+    group_peers::tests::CASES,
     listeners::tests::CASES,
     multicast::tests::CASES,
     options::tests::CASES,
