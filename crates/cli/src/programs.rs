@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use ginnel::config::ListenSpawnMode;
 use ginnel_kernel_lane::{MODE_VARIABLE, Mode};
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -319,20 +320,39 @@ fn with_other_libraries(library: &Path) -> OsString {
 
 /// Returns the other libraries in `LD_PRELOAD`, or `None` if there are none.
 fn other_preloaded_libraries() -> Option<OsString> {
-    let all = std::env::var_os("LD_PRELOAD")?;
-    let text = all.to_str()?;
-    let is_ours = |path: &&str| {
-        let name = Path::new(path).file_name();
+    without_own_libraries(&std::env::var_os("LD_PRELOAD")?)
+}
+
+/// Returns a value of `LD_PRELOAD` without the libraries of this project, or `None` if nothing is left.
+fn without_own_libraries(preload: &OsStr) -> Option<OsString> {
+    let is_ours = |path: &&[u8]| {
+        let name = Path::new(OsStr::from_bytes(path)).file_name();
         [LIBRARY, KERNEL_LIBRARY].iter().any(|own| name == Some(OsStr::new(own)))
     };
-    let other_libraries: Vec<&str> =
-        text.split([':', ' ']).filter(|path| !path.is_empty() && !is_ours(path)).collect();
-    (!other_libraries.is_empty()).then(|| other_libraries.join(":").into())
+    let paths = preload.as_bytes().split(|byte| matches!(byte, b':' | b' '));
+    let other_libraries: Vec<&[u8]> = paths.filter(|path| !path.is_empty() && !is_ours(path)).collect();
+    (!other_libraries.is_empty()).then(|| OsString::from_vec(other_libraries.join(&b':')))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ListenSpawnMode, publish_listen_spawn, published_listen_spawn};
+    use super::{
+        KERNEL_LIBRARY, LIBRARY, ListenSpawnMode, publish_listen_spawn, published_listen_spawn,
+        without_own_libraries,
+    };
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn other_preloaded_libraries_are_kept() {
+        let others = |preload: &[u8]| without_own_libraries(OsStr::from_bytes(preload));
+        let kept = |bytes: &[u8]| Some(OsStr::from_bytes(bytes).to_owned());
+        let ours = format!("/a/{LIBRARY}:{KERNEL_LIBRARY}");
+        assert_eq!((others(b""), others(b": "), others(ours.as_bytes())), (None, None, None));
+        assert_eq!(others(format!("/b.so {ours}::c.so").as_bytes()), kept(b"/b.so:c.so"));
+        // A path need not be UTF-8.
+        assert_eq!(others(&[b"/\xff.so:", ours.as_bytes()].concat()), kept(b"/\xff.so"));
+    }
 
     #[test]
     fn listen_spawn_of_a_stack_reaches_its_programs() {
