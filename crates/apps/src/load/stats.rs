@@ -137,10 +137,16 @@ pub struct Stats {
 impl Stats {
     /// Adds the results of another worker for the same time.
     pub fn add(&mut self, other: &Self) {
+        // A worker without answers does not say whether the server has vanished. One that was answered until
+        // the end says that it has not.
+        self.answered_until = match (self.counters.completed, other.counters.completed) {
+            (_, 0) => self.answered_until,
+            (0, _) => other.answered_until,
+            _ => self.answered_until.zip(other.answered_until).map(|(mine, theirs)| mine.max(theirs)),
+        };
         self.counters.add(&other.counters);
         self.measured = self.measured.max(other.measured);
         self.gave_up |= other.gave_up;
-        self.answered_until = self.answered_until.max(other.answered_until);
         self.busy = [self.busy, other.busy].into_iter().flatten().reduce(f64::max);
         for (mine, theirs) in [
             (&mut self.connect, &other.connect),
@@ -216,5 +222,33 @@ impl LiveProgress {
             sum.stage = sum.stage.min(worker.stage.load(Ordering::Relaxed));
         }
         sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_vanishes_for_all_workers() {
+        let second = Duration::from_secs;
+        let worker = |completed, answered_until| Stats {
+            counters: LoadCounters { completed, ..LoadCounters::default() },
+            answered_until,
+            ..Stats::default()
+        };
+        let sum = |workers: &[Stats]| {
+            let mut total = Stats::default();
+            workers.iter().for_each(|worker| total.add(worker));
+            total.answered_until
+        };
+        let (lost, answered, idle) = (worker(5, Some(second(3))), worker(5, None), worker(0, None));
+        let lost_later = worker(1, Some(second(4)));
+        for workers in [[lost.clone(), answered.clone()], [answered.clone(), lost.clone()]] {
+            assert_eq!(sum(&workers), None, "one was answered until the end");
+        }
+        assert_eq!(sum(&[answered, idle.clone(), lost.clone()]), None);
+        assert_eq!(sum(&[idle.clone(), lost.clone(), lost_later, idle]), Some(second(4)));
+        assert_eq!(sum(&[lost]), Some(second(3)));
     }
 }
