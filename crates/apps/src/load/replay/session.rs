@@ -40,8 +40,8 @@ enum ReplayState {
 #[derive(Clone, Copy, Debug)]
 struct ReplayConnection {
     state: ReplayState,
-    /// Changes when the slot gets another connection, and when its connection is established: actions with
-    /// another generation are stale.
+    /// Changes when the slot gets another connection, and when its connection is established or only awaits
+    /// answers: actions with another generation are stale.
     generation: u32,
     /// Index of the recorded connection.
     recorded: u32,
@@ -296,6 +296,8 @@ impl ReplaySession {
             self.end_as_recorded(slot, net);
         } else {
             connection.state = ReplayState::Ending;
+            // The deadline of a connection that was blocked is stale.
+            connection.generation += 1;
             self.continue_at(slot, now + self.plan.timeout);
         }
     }

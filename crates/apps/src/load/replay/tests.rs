@@ -60,6 +60,8 @@ struct Server {
     refuses: bool,
     /// Bytes that each call of `send` accepts.
     room: usize,
+    /// Time from a call of `send` that did not accept all bytes until the next one is possible.
+    blocked: u64,
 }
 
 #[derive(Default)]
@@ -107,7 +109,7 @@ impl Network for SimulatedNetwork {
         let accepted = bytes.len().min(self.server.room);
         self.sent.push((self.now, slot, bytes[..accepted].to_vec()));
         if accepted < bytes.len() && accepted > 0 {
-            self.at(self.now + MS, slot, Event::Writable);
+            self.at(self.now + self.server.blocked, slot, Event::Writable);
         }
         let peer = self.peers.get_mut(&slot).expect("a connection");
         peer.received += accepted as u64;
@@ -193,7 +195,7 @@ fn run(plan: &ReplayPlan, share: WorkerShare, server: Server) -> (ReplayStats, S
 }
 
 fn server(answers: &[(u64, usize)]) -> Server {
-    Server { answers: answers.to_vec(), delay: 2 * MS, refuses: false, room: usize::MAX }
+    Server { answers: answers.to_vec(), delay: 2 * MS, refuses: false, room: usize::MAX, blocked: MS }
 }
 
 #[test]
@@ -314,6 +316,19 @@ fn bytes_that_do_not_fit_are_sent_later() {
     let sent: Vec<u8> = net.sent.iter().flat_map(|(.., bytes)| bytes.clone()).collect();
     assert_eq!(sent, (0..10).collect::<Vec<u8>>());
     assert_eq!((stats.counters.answered, stats.counters.bytes_sent), (1, 10));
+}
+
+#[test]
+fn answers_have_the_timeout_after_the_last_byte() {
+    // The last byte leaves 900 ms after the first one, and the answer comes 900 ms later. The timeout of the
+    // blocked connection would have passed 100 ms after the last byte.
+    let slow = Server { room: 5, blocked: 900 * MS, delay: 900 * MS, ..server(&[(10, 100)]) };
+    let (stats, net) = run(&plan(recording(&[&[(10, 10, 100)]])), WorkerShare::WHOLE, slow);
+    assert_eq!((stats.counters.answered, net.closed, net.aborted), (1, 1, 0));
+    // An answer that takes longer than the timeout is not awaited.
+    let silent = Server { room: 5, blocked: 900 * MS, delay: 1100 * MS, ..server(&[(10, 100)]) };
+    let (stats, net) = run(&plan(recording(&[&[(10, 10, 100)]])), WorkerShare::WHOLE, silent);
+    assert_eq!((stats.counters.unanswered, net.closed, net.aborted), (1, 0, 1));
 }
 
 #[test]
