@@ -89,7 +89,7 @@ pub struct CommonOptions {
 
     /// With --requests and without --duration: end with exit status 1 when requests or connections have
     /// failed for this time and none was answered in between [default: the value of --timeout]
-    #[arg(long, value_name = "TIME", conflicts_with = "duration", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", requires = "requests", conflicts_with = "duration", value_parser = parse_duration)]
     pub give_up: Option<Duration>,
 
     /// Number of generator threads. Connections, rate, requests and source addresses are divided among them.
@@ -391,7 +391,9 @@ pub(super) mod tests {
             "http://a/ --shards 0",
             "http://a/ --shards 65",
             "http://a/ --shards 2 --workers 2",
+            "http://a/ --give-up 1s",
             "http://a/ --duration 1s --give-up 1s",
+            "http://a/ -n 5 --duration 1s --give-up 1s",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
