@@ -21,7 +21,7 @@ impl core::str::FromStr for Url {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let rest = match text.split_once("://") {
+        let rest = match split_scheme(text) {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
             Some((scheme, _)) => return Err(format!("the scheme \"{scheme}\" is not supported: use http")),
             None => text,
@@ -87,7 +87,7 @@ impl UrlScheme {
     /// # Errors
     /// The scheme is not known, the host is missing, or a server that has no paths is given one.
     pub fn split(text: &str) -> Result<(Self, &str), String> {
-        let scheme_and_rest = text.split_once("://").and_then(|(scheme, rest)| {
+        let scheme_and_rest = split_scheme(text).and_then(|(scheme, rest)| {
             let known = [Self::Redis, Self::Memcached];
             Some((known.into_iter().find(|known| scheme.eq_ignore_ascii_case(known.name()))?, rest))
         });
@@ -111,7 +111,7 @@ impl UrlScheme {
     /// # Errors
     /// The errors of [`UrlScheme::split`]; or the URL has another scheme.
     pub fn server(self, text: &str) -> Result<String, String> {
-        match text.split_once("://") {
+        match split_scheme(text) {
             None => Ok(text.into()),
             Some((scheme, _)) if !scheme.eq_ignore_ascii_case(self.name()) => {
                 Err(format!("the scheme \"{scheme}\" is not supported: use {}", self.name()))
@@ -119,6 +119,11 @@ impl UrlScheme {
             Some(_) => Self::split(text).map(|(_, server)| server.into()),
         }
     }
+}
+
+/// Splits a URL into its scheme and the rest. Without a scheme, a path or query may contain `://`, too.
+fn split_scheme(text: &str) -> Option<(&str, &str)> {
+    text.split_once("://").filter(|(scheme, _)| !scheme.contains(['/', '?']))
 }
 
 fn check_path(path: &str) -> Result<(), String> {
@@ -309,6 +314,8 @@ mod tests {
             ("10.0.0.1:8080/a", "10.0.0.1:8080", "10.0.0.1:8080", "/a"),
             ("http://[fd00::1]/x", "[fd00::1]", "[fd00::1]:80", "/x"),
             ("http://[fd00::1]:81?q", "[fd00::1]:81", "[fd00::1]:81", "/?q"),
+            ("10.0.0.1:81/a?u=http://b/", "10.0.0.1:81", "10.0.0.1:81", "/a?u=http://b/"),
+            ("10.0.0.1?ftp://b", "10.0.0.1", "10.0.0.1:80", "/?ftp://b"),
         ];
         for (text, authority, address, path) in table {
             let url: Url = text.parse().unwrap();
@@ -338,6 +345,7 @@ mod tests {
         for (text, scheme, argument) in [
             ("http://10.0.0.1/a", UrlScheme::Http, "http://10.0.0.1/a"),
             ("10.0.0.1:81", UrlScheme::Http, "10.0.0.1:81"),
+            ("a/?u=redis://b", UrlScheme::Http, "a/?u=redis://b"),
             ("redis://10.0.0.1", UrlScheme::Redis, "10.0.0.1"),
             ("REDIS://10.0.0.1:99/", UrlScheme::Redis, "10.0.0.1:99"),
             ("memcached://[fd00::1]:99", UrlScheme::Memcached, "[fd00::1]:99"),
