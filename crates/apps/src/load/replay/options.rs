@@ -111,6 +111,9 @@ impl ReplayTarget {
         let found = if has_port { server.to_socket_addrs() } else { (server, 0).to_socket_addrs() };
         let address = found.map_err(|e| failed(e.to_string()))?.next();
         let address = address.ok_or_else(|| failed("no address".to_owned()))?;
+        if has_port && address.port() == 0 {
+            return Err(failed("\"0\" is not a port".to_owned()));
+        }
         Ok(Self { ip: address.ip(), port: has_port.then_some(address.port()) })
     }
 
@@ -186,6 +189,24 @@ impl ReplayOptions {
             seed: 1,
             json: self.json,
             quiet: self.quiet,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_an_address_and_perhaps_a_port() {
+        let resolve = |server| ReplayTarget::resolve(server).map_err(|e| e.to_string());
+        let target = |ip: &str, port| Ok(ReplayTarget { ip: ip.parse().unwrap(), port });
+        assert_eq!(resolve("10.0.0.1"), target("10.0.0.1", None));
+        assert_eq!(resolve("[fd00::1]"), target("fd00::1", None));
+        assert_eq!(resolve("10.0.0.1:81"), target("10.0.0.1", Some(81)));
+        assert_eq!(resolve("[fd00::1]:81"), target("fd00::1", Some(81)));
+        for zero in ["10.0.0.1:0", "[fd00::1]:0"] {
+            assert!(resolve(zero).unwrap_err().ends_with("\"0\" is not a port"));
         }
     }
 }
