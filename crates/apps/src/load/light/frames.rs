@@ -115,7 +115,8 @@ fn parse_v6<'a>(
             }
             icmpv6::Message::PacketTooBig { mtu, quote } => {
                 let quoted = ipv6::Header::parse_quoted(quote).ok()?;
-                locals.number_v6(quoted.src)?;
+                // Accepted only if the quoted packet is a TCP segment from a local address, as for IPv4.
+                locals.number_v6(quoted.src).filter(|_| quoted.next_header == protocol::TCP)?;
                 Some(ReceivedPacket::TooBig { to: quoted.dst.into(), mtu })
             }
             _ => None,
@@ -421,6 +422,34 @@ mod tests {
                     round_trip("10.0.0.2", "10.255.0.1:80", offload, options, payload);
                     round_trip("fd00::2", "[fd00::1]:8080", offload, options, payload);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn packet_too_big_must_quote_a_tcp_segment_of_ours() {
+        let [own, peer, stranger] =
+            ["fd00::2", "fd00::1", "fd00::3"].map(|ip| ip.parse::<Ipv6Addr>().unwrap());
+        let locals = Locals::new([own.into()]);
+        let packet = |src: Ipv6Addr, dst: Ipv6Addr, next_header: u8, payload: &[u8]| {
+            let mut bytes = vec![0x60, 0, 0, 0, 0, payload.len() as u8, next_header, 64];
+            bytes.extend([src.octets(), dst.octets()].concat());
+            bytes.extend(payload);
+            bytes
+        };
+        for (source, next_header, is_accepted) in
+            [(own, protocol::TCP, true), (own, protocol::UDP, false), (stranger, protocol::TCP, false)]
+        {
+            let quote = packet(source, peer, next_header, &[0; 20]);
+            let message = icmpv6::Message::PacketTooBig { mtu: 1300, quote: &quote };
+            let mut bytes = vec![0; message.encoded_len()];
+            message.emit(peer, own, &mut bytes);
+            let packet = packet(peer, own, protocol::ICMPV6, &bytes);
+            let frame = [&OURS.0[..], &THEIRS.0, &[0x86, 0xdd], &packet].concat();
+            let parsed = parse(&view(&frame), OURS, &locals);
+            match parsed {
+                Some(ReceivedPacket::TooBig { to, mtu: 1300 }) => assert!(is_accepted && to == peer),
+                other => assert!(!is_accepted && other.is_none(), "{other:?}"),
             }
         }
     }
