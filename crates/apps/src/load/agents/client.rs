@@ -8,7 +8,8 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-/// Longest wait for a TCP connection, and for the next bytes of a reply.
+/// Longest wait for a TCP connection, for the next bytes of a reply, and until further bytes of a command are
+/// accepted.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest value that is accepted, in bytes: the results of an agent take some ten kilobytes.
 const VALUE_BYTES_MAX: usize = 16 << 20;
@@ -51,11 +52,13 @@ impl RedisClient {
                 RedisAddress::Unix(path) => {
                     let stream = UnixStream::connect(path)?;
                     stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+                    stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
                     Ok(Box::new(stream))
                 }
                 RedisAddress::Tcp(address) => {
                     let stream = TcpStream::connect_timeout(&address, REPLY_TIMEOUT)?;
                     stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+                    stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
                     stream.set_nodelay(true)?;
                     Ok(Box::new(stream))
                 }
