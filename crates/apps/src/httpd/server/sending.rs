@@ -218,10 +218,13 @@ fn prepared_bytes<'a>(
     }
 }
 
-/// Inserts `Connection: close` into a head that was written without it and begins at `start`.
+/// Inserts `Connection: close` into a head that was written without it and begins at `start`. The field
+/// replaces the last one if that keeps the connection of an HTTP/1.0 client.
 fn insert_connection_close(output: &mut Vec<u8>, start: usize) {
+    const KEEP: &[u8] = b"Connection: keep-alive\r\n";
     if let Some(len) = memchr::memmem::find(&output[start..], b"\r\n\r\n") {
         let end = start + len + 2;
-        output.splice(end..end, *b"Connection: close\r\n");
+        let replaced = if output[start..end].ends_with(KEEP) { KEEP.len() } else { 0 };
+        output.splice(end - replaced..end, *b"Connection: close\r\n");
     }
 }

@@ -388,6 +388,21 @@ fn draining_closes_after_a_response_whose_request_has_a_body() {
 }
 
 #[test]
+fn draining_withdraws_keep_alive_of_http_1_0() {
+    let outer = site_directory();
+    let mut fixture = fixture(&outer);
+    fixture.feed(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 4\r\n\r\n");
+    assert_eq!(fixture.server.slot(CONN).unwrap().phase, ConnectionPhase::Body);
+    fixture.server.drain(&mut fixture.net);
+    fixture.feed(b"body");
+    let response = fixture.take_output();
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    assert_eq!(response.matches("\r\nConnection: ").count(), 1, "{response}");
+    assert!(response.contains("\r\nConnection: close\r\n\r\n<p>home</p>"), "{response}");
+    assert!(fixture.net.finished);
+}
+
+#[test]
 fn a_record_does_not_keep_the_buffer_of_a_large_head() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
