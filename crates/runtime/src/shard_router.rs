@@ -44,6 +44,8 @@ pub(crate) struct ShardRouter {
     seen_groups: u64,
     /// True if a listener could not be opened, for example because its address is not usable yet.
     has_unopened: bool,
+    /// Ids of the listeners that have been counted as refused, by address.
+    refused: BTreeMap<SocketAddr, u64>,
     listeners: BTreeMap<SocketAddr, SharedListener>,
     /// Listeners of this shard with `SO_REUSEPORT`, with their ids in the registry.
     reuseport: Vec<(Listener, u64)>,
@@ -125,6 +127,7 @@ impl ShardRouter {
             seen_version: 0,
             seen_groups: 0,
             has_unopened: false,
+            refused: BTreeMap::new(),
             listeners: BTreeMap::new(),
             reuseport: Vec::new(),
             udp_claims: BTreeMap::new(),
@@ -388,8 +391,11 @@ impl ShardRouter {
 
     fn apply_registry(&mut self, state: &RegistryState, stack: &mut Stack, stats: &mut ShardStats) {
         self.seen_version = state.version();
+        let is_listener =
+            |address: &SocketAddr, id: u64| state.listeners.get(address).is_some_and(|entry| entry.id == id);
+        self.refused.retain(|address, id| is_listener(address, *id));
         self.listeners.retain(|address, shared| {
-            let is_current = state.listeners.get(address).is_some_and(|entry| entry.id == shared.id);
+            let is_current = is_listener(address, shared.id);
             if !is_current {
                 stack.unlisten(shared.listener);
             }
@@ -407,7 +413,10 @@ impl ShardRouter {
                 }
                 Err(error) => {
                     self.has_unopened |= error == ListenError::AddressNotAvailable;
-                    stats.listens_refused += 1;
+                    // Each listener counts once, although it is tried again later.
+                    if self.refused.insert(address, entry.id) != Some(entry.id) {
+                        stats.listens_refused += 1;
+                    }
                 }
             }
         }

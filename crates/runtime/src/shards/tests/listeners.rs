@@ -8,6 +8,7 @@ use ginnel_devices::memory::RssMode;
 use ginnel_stack::error::ListenError;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::udp::UdpOptions;
 
 fn address() -> SocketAddr {
     "10.0.0.1:80".parse().unwrap()
@@ -95,6 +96,29 @@ fn foreign_address_is_refused_on_all_shards() {
     assert!(matches!(refused, Err(Error::Listen(_, ListenError::AddressNotAvailable))));
     fixture.advance(Duration::from_secs(1));
     assert_eq!(fixture.sum(|s| s.listens_refused), 0, "the listener was published");
+}
+
+#[test]
+fn a_refused_listener_counts_once() {
+    let mut config = stack_config(2);
+    config.tcp.listeners_max = 1;
+    let handler = |_| RecordingHandler::default();
+    let mut fixture = Fixture::new(config, RssMode::RoundRobin, handler, RecordingHandler::default());
+    fixture.advance(Duration::from_secs(3));
+    let sharing = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    fixture.with_shard(1, |_, cx| cx.listen("10.0.0.1:81".parse().unwrap(), sharing)).unwrap();
+    for refused in 1..3 {
+        let listener = fixture.with_shard(0, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap();
+        for port in 90..93 {
+            // Each change of the registry makes shard 1 try again.
+            let local = SocketAddr::new(address().ip(), port);
+            let socket = fixture.with_shard(0, |_, cx| cx.udp_bind(local, UdpOptions::default())).unwrap();
+            fixture.advance(Duration::from_millis(10));
+            assert_eq!(fixture.sum(|s| s.listens_refused), refused);
+            fixture.with_shard(0, |_, cx| cx.udp_close(socket)).unwrap();
+        }
+        fixture.with_shard(0, |_, cx| cx.unlisten(listener)).unwrap();
+    }
 }
 
 /// If another shard closes the listener, a sleeping shard has to reset the connections in its accept queue,
