@@ -246,8 +246,9 @@ fn unread_data_blocks_only_its_own_peer() {
         assert_eq!(closed(&fixture), 2, "{placement:?}");
         let mut sent: Vec<usize> = fixture.client.handler().conns.iter().map(|(_, sent)| *sent).collect();
         sent.sort_unstable();
-        // The connections that are not blocked have sent everything.
+        // The connections that are not blocked have sent everything, and no others have.
         assert_eq!(sent[2..], [FLOOD; 2]);
+        assert!(sent[1] < FLOOD, "{placement:?}: {sent:?}");
         for worker in 0..2 {
             fixture.with_shard(worker, |handler, cx| {
                 handler.is_released = true;
