@@ -20,7 +20,7 @@ pub(super) struct PeerNeighbour {
     is_static: bool,
     /// Solicitations of the present resolution, or of the last one.
     solicitations: u8,
-    /// Time of the last solicitation in the network's milliseconds.
+    /// Time of the last solicitation in the network's milliseconds, which wrap.
     solicited_at: Option<u32>,
     is_resolving: bool,
 }
@@ -61,15 +61,16 @@ impl PeerNeighbour {
         self.mac.replace(mac) != Some(mac)
     }
 
-    /// Returns when the next solicitation is due, in the network's milliseconds; `None` unless the neighbour
-    /// is being resolved.
-    pub fn due(&self) -> Option<u32> {
-        self.is_resolving.then(|| self.solicited_at.map_or(0, |at| at + RETRANS_TIMER_MS))
+    /// Returns the milliseconds until the next solicitation is due; `None` unless the neighbour is being
+    /// resolved.
+    pub fn due_in(&self, now_ms: u32) -> Option<u32> {
+        let wait = |at: u32| RETRANS_TIMER_MS.saturating_sub(now_ms.wrapping_sub(at));
+        self.is_resolving.then(|| self.solicited_at.map_or(0, wait))
     }
 
     /// Returns true if a solicitation is to be sent now, and counts it.
     pub fn take_due_solicitation(&mut self, now_ms: u32) -> bool {
-        if self.due().is_none_or(|due| due > now_ms) {
+        if self.due_in(now_ms) != Some(0) {
             return false;
         }
         if self.solicitations == SOLICITATIONS_MAX {
@@ -102,7 +103,15 @@ mod tests {
         neighbour.resolve();
         assert!(neighbour.take_due_solicitation(10_000));
         assert!(neighbour.update(MAC) && !neighbour.update(MAC));
-        assert_eq!((neighbour.due(), neighbour.is_unreachable()), (None, false));
+        assert_eq!((neighbour.due_in(10_000), neighbour.is_unreachable()), (None, false));
+    }
+
+    #[test]
+    fn solicitations_go_on_when_the_clock_wraps() {
+        let mut neighbour = neighbour(None);
+        let times = (0..10_000_u32).map(|ms| ms.wrapping_sub(500));
+        let asked: Vec<u32> = times.filter(|ms| neighbour.take_due_solicitation(*ms)).collect();
+        assert_eq!(asked, [u32::MAX - 499, 500, 1_500]);
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub(super) struct LightNetwork {
     pub unacked: Vec<u32>,
     next_destination: usize,
     start: Instant,
-    /// Time since the start, in milliseconds and in (wrapping) microseconds.
+    /// Time since the start in milliseconds and in microseconds, both of which wrap.
     pub now_ms: u32,
     pub now_us: u32,
     /// Clock of initial sequence numbers (RFC 9293 §3.4.1) in units of 4.096 µs, and the amount by which it
@@ -179,11 +179,22 @@ impl LightNetwork {
 
     /// Returns the earliest deadline.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let timer = self.timer_queue.front().map(|(at, _)| at + TIMER_CHECK_MS);
-        let solicitation = self.neighbours.iter().filter_map(PeerNeighbour::due).min();
+        let timer = self.timer_queue.front().map(|(at, _)| {
+            let due = at.wrapping_add(TIMER_CHECK_MS);
+            if self.has_come(due) { 0 } else { due.wrapping_sub(self.now_ms) }
+        });
+        let solicitation = self.neighbours.iter().filter_map(|neighbour| neighbour.due_in(self.now_ms)).min();
         let ms = [timer, solicitation].into_iter().flatten().min();
-        let ms = ms.map(|ms| self.start + core::time::Duration::from_millis(ms.into()));
+        let since = self.out.now.saturating_since(self.start);
+        // The milliseconds count from the last whole one.
+        let part = core::time::Duration::from_nanos(since.as_nanos() as u64 % 1_000_000);
+        let ms = ms.map(|ms| self.start + (since - part) + core::time::Duration::from_millis(ms.into()));
         [ms, self.out.tx.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// Returns whether a time in wrapping milliseconds, less than 24 days from now, has come.
+    fn has_come(&self, ms: u32) -> bool {
+        ms.wrapping_sub(self.now_ms).cast_signed() <= 0
     }
 
     /// Returns true if the slot still has the connection with this index, port and local address.
@@ -290,7 +301,7 @@ impl LightNetwork {
     #[inline]
     pub fn arm(&mut self, conn: u32, ms: u32) {
         let c = &mut self.conns[conn as usize];
-        c.deadline = self.now_ms + ms;
+        c.deadline = self.now_ms.wrapping_add(ms);
         c.flags.set(ConnFlags::ARMED);
         if !c.flags.has(ConnFlags::IN_TIMER_QUEUE) {
             c.flags.set(ConnFlags::IN_TIMER_QUEUE);
@@ -302,14 +313,15 @@ impl LightNetwork {
     /// session. Must be called until it returns `None`.
     pub fn expire(&mut self) -> Option<(u32, Failure)> {
         while let Some(&(entered, conn)) = self.timer_queue.front() {
-            if entered + TIMER_CHECK_MS > self.now_ms {
+            if !self.has_come(entered.wrapping_add(TIMER_CHECK_MS)) {
                 break;
             }
             self.timer_queue.pop_front();
+            let is_expired = self.has_come(self.conns[conn as usize].deadline);
             let c = &mut self.conns[conn as usize];
             if !c.flags.has(ConnFlags::ARMED) {
                 c.flags.clear(ConnFlags::IN_TIMER_QUEUE);
-            } else if c.deadline > self.now_ms {
+            } else if !is_expired {
                 self.timer_queue.push_back((self.now_ms, conn));
             } else {
                 c.flags.clear(ConnFlags::IN_TIMER_QUEUE);

@@ -267,6 +267,21 @@ fn a_vanished_server_times_out() {
 }
 
 #[test]
+fn timeouts_pass_when_the_clock_wraps() {
+    let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
+    let Device { rx, tx } = pair(MemoryConfig::default()).0;
+    (ends.client.rx, ends.client.net.out.tx) = (rx, tx);
+    // Milliseconds since the start wrap 60 seconds later.
+    ends.now = Instant::from_millis(1_000 + (1 << 32) - 60_000);
+    ends.client.net.set_time(ends.now);
+    let start = ends.now;
+    let seen = ends.exchange(2, |_| Vec::new(), |_, _| false);
+    assert!(seen.iter().all(|s| s.end == Some(Err(Failure::ConnectTimeout))));
+    let seconds = (ends.now - start).as_secs();
+    assert!((120..=125).contains(&seconds), "{seconds} s");
+}
+
+#[test]
 fn a_reset_is_accepted_and_not_answered() {
     let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     for slot in 0..3 {
