@@ -38,8 +38,8 @@ const char *ginnel_error(void);
 /* ---- Handles ----
  *
  * A handle is valid on the thread of the shard that returned it. One that has outlived its object is refused
- * there (EBADF; ginnel_accept(): EAGAIN, ginnel_send_source(): EINVAL; ginnel_source_release() returns 0) and
- * never means another object. { 0 } is no handle. */
+ * there (EBADF; ginnel_accept(): EAGAIN, ginnel_send_source(): EINVAL) and never means another object.
+ * { 0 } is no handle. */
 
 struct ginnel_conn { uint64_t id; };     /* a connection */
 struct ginnel_listener { uint64_t id; }; /* a listening socket */

@@ -89,9 +89,7 @@ pub extern "C" fn ginnel_source_release(source: SourceHandle) -> c_int {
         if source.id as u32 == 0 {
             return Err(STALE);
         }
-        with_context(|cx| {
-            cx.release_source(source_id(source));
-            Ok(0)
-        })
+        let is_released = with_context(|cx| Ok(cx.release_source(source_id(source))))?;
+        if is_released { Ok(0) } else { Err(STALE) }
     })
 }

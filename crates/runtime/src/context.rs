@@ -673,10 +673,9 @@ impl<'a> Context<'a> {
         self.core.stack.add_source(source)
     }
 
-    /// Releases a source. Ranges already queued are still sent.
-    pub fn release_source(&mut self, id: SourceId) {
-        // False only if it was released before.
-        let _ = self.core.stack.release_source(id);
+    /// Releases a source. Ranges already queued are still sent. Returns false if it was released before.
+    pub fn release_source(&mut self, id: SourceId) -> bool {
+        self.core.stack.release_source(id)
     }
 
     /// Sends FIN after what is queued; receiving continues.

@@ -334,6 +334,7 @@ static void memory_is_sent_without_a_copy(void)
     IS(ginnel_send_source(client, source, 0, sizeof(data)), 0);
     IS(ginnel_send_source(client, source, 99000, 1000), 0);
     IS(ginnel_source_release(source), 0);
+    IS(ginnel_source_release(source), -EBADF);
     IS(ginnel_send_source(client, source, 0, 1), -EINVAL);
     IS(released, 0);
     /* The memory is read when segments are built. */
