@@ -2,11 +2,14 @@
 //! queues, interrupt coalescing, features, and the table that distributes received frames to queues.
 #![allow(unsafe_code)] // an ioctl's argument has the type that its number says
 
+pub(crate) mod flow_filters;
+
 use rustix::io::Errno;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::ffi::c_void;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
 const SIOCETHTOOL: Opcode = 0x8946;
 const ETHTOOL_GDRVINFO: u32 = 0x03;
@@ -137,13 +140,25 @@ unsafe impl Ioctl for EthtoolCall {
     }
 }
 
+/// Opens a socket through which the interfaces of the thread's network namespace are reached.
+fn open_socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+}
+
 /// Calls the kernel with a structure whose first word is its command.
 ///
 /// # Safety
-/// `structure` has at least the length of the command's structure, with the elements that its words announce.
+/// As of [`call_through`].
 unsafe fn call(interface: &str, structure: &mut [u32]) -> Result<(), Errno> {
-    let socket =
-        rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: as the caller says.
+    unsafe { call_through(&open_socket()?, interface, structure) }
+}
+
+/// Calls the kernel for an interface in the network namespace of a socket.
+///
+/// # Safety
+/// `structure` has at least the length of the command's structure, with the elements that its words announce.
+unsafe fn call_through(socket: impl AsFd, interface: &str, structure: &mut [u32]) -> Result<(), Errno> {
     let mut name = [0; 16];
     if interface.len() >= name.len() || interface.contains('\0') {
         return Err(Errno::NODEV);
@@ -151,7 +166,7 @@ unsafe fn call(interface: &str, structure: &mut [u32]) -> Result<(), Errno> {
     name[..interface.len()].copy_from_slice(interface.as_bytes());
     let request = EthtoolRequest { name, data: structure.as_mut_ptr().cast(), padding: [0; 16] };
     // SAFETY: as `EthtoolCall` and the caller say; `structure` outlives the call.
-    unsafe { ioctl::ioctl(&socket, EthtoolCall(request)) }
+    unsafe { ioctl::ioctl(socket, EthtoolCall(request)) }
 }
 
 /// Calls the kernel with a structure of a fixed size. Returns `None` if the driver does not support the

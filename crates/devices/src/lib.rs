@@ -21,6 +21,7 @@ pub mod network_namespace;
 pub mod offload;
 mod partial_checksums;
 pub mod peer_credentials;
+mod port_filters;
 pub mod random;
 pub mod relabel;
 pub mod resource_limit;

@@ -221,7 +221,9 @@ pub struct DeviceConfig {
     /// `busy_budget=N` packets (64). `partial_checksums=auto`, `on` or `off`: accept frames of local senders
     /// that left the checksum to the device (auto: if the interface is a veth or virtio interface).
     /// `rss=auto` or `off`: connections belong to the shards to which the interface delivers their packets
-    /// by its own hash, if its driver tells that (auto). docs/adr/0016-af-xdp.md has the details. Default:
+    /// by its own hash, if its driver tells that (auto). `port_filters=auto`, `on` or `off`: with
+    /// `steering.opened = "port-bits"`, set filters in the adapter, and remove them at the end (auto: log if
+    /// the driver refuses; on: that is an error). docs/adr/0016-af-xdp.md has the details. Default:
     /// all of these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub af_xdp: Option<AfXdpOptions>,

@@ -1,6 +1,6 @@
 //! Opens devices from their configuration.
 
-use crate::config::{Config, DeviceConfig, DeviceKind};
+use crate::config::{Config, DeviceConfig, DeviceKind, OpenedSteering};
 use crate::error::Error;
 use core::time::Duration;
 use ginnel_devices::af_xdp::{self, AfXdpConfig};
@@ -180,6 +180,8 @@ fn af_xdp_config(config: &DeviceConfig, stack_config: &Config, queues: usize) ->
             (tcp.local_port_first, tcp.local_port_last),
             (network.udp_port_first, network.udp_port_last),
         ],
+        opened_ports: (queues > 1 && stack_config.steering.opened == OpenedSteering::PortBits)
+            .then_some(tcp.local_port_first..=tcp.local_port_last),
         mtu: config.mtu.map(|mtu| mtu as usize),
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::key_values::{self, number, one_of};
 pub use crate::partial_checksums::PartialChecksums;
+pub use crate::port_filters::PortFilterMode;
 use core::net::IpAddr;
+use core::ops::RangeInclusive;
 use std::fmt;
 use std::str::FromStr;
 
@@ -86,6 +88,9 @@ pub struct AfXdpOptions {
     /// True if connections belong to the shards to which the interface delivers their packets by its own
     /// hash, provided that the driver reports key and table. Text key `rss`, `auto` or `off`; default `auto`.
     pub rss: bool,
+    /// Whether filters for [`AfXdpConfig::opened_ports`] are set in the adapter. Text key `port_filters`:
+    /// `auto` (the default), `on` or `off`.
+    pub port_filters: PortFilterMode,
 }
 
 impl Default for AfXdpOptions {
@@ -102,6 +107,7 @@ impl Default for AfXdpOptions {
             busy_budget: 64,
             partial_checksums: PartialChecksums::Auto,
             rss: true,
+            port_filters: PortFilterMode::Auto,
         }
     }
 }
@@ -120,6 +126,9 @@ pub struct AfXdpConfig {
     pub addresses: Vec<(IpAddr, u16)>,
     /// Ephemeral port ranges (first and last port) of TCP and of UDP, for [`RedirectScope::Ports`].
     pub ephemeral: [(u16, u16); 2],
+    /// Local ports of opened connections, whose low bits are an index of the device's queues. The adapter gets
+    /// filters that deliver their packets to these queues, if there are several. `None`: no filter is set.
+    pub opened_ports: Option<RangeInclusive<u16>>,
     /// Largest IP packet in bytes, at most the interface's MTU. `None` takes the interface's MTU.
     pub mtu: Option<usize>,
 }
@@ -238,9 +247,10 @@ impl FromStr for AfXdpOptions {
                 "busy_budget" => keys.busy_budget = number(key, value, keys.busy_budget)?,
                 "partial_checksums" => keys.partial_checksums = one_of(key, value, PartialChecksums::WORDS)?,
                 "rss" => keys.rss = one_of(key, value, [("auto", true), ("off", false)])?,
+                "port_filters" => keys.port_filters = one_of(key, value, PortFilterMode::WORDS)?,
                 _ => {
                     return Err(format!(
-                        "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget, partial_checksums, rss)"
+                        "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget, partial_checksums, rss, port_filters)"
                     ));
                 }
             }
@@ -281,7 +291,7 @@ mod tests {
 
     #[test]
     fn text_sets_all_keys() {
-        let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8,partial_checksums=on,rss=off";
+        let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8,partial_checksums=on,rss=off,port_filters=on";
         let expected = AfXdpOptions {
             queues: Some(vec![4, 0, 1, 2]),
             take: Some(RedirectScope::Ports),
@@ -294,6 +304,7 @@ mod tests {
             busy_budget: 8,
             partial_checksums: PartialChecksums::Accept,
             rss: false,
+            port_filters: PortFilterMode::On,
         };
         assert_eq!(text.parse(), Ok(expected));
         assert_eq!("".parse(), Ok(AfXdpOptions::default()));
@@ -321,6 +332,7 @@ mod tests {
             ("busy_budget=0", "busy_budget: must be"),
             ("need_wakeup=yes", "need_wakeup: \"yes\" is not one of on, off"),
             ("partial_checksums=yes", "partial_checksums: \"yes\" is not one of auto, on, off"),
+            ("port_filters=yes", "port_filters: \"yes\" is not one of auto, on, off"),
             ("colour=red", "colour: unknown key"),
         ] {
             let error = text.parse::<AfXdpOptions>().expect_err(text);

@@ -108,6 +108,18 @@ pub(super) fn socket_error(
     with_context(error, &text)
 }
 
+/// Explains why the filters for the ports of opened connections are not set.
+pub(super) fn port_filter_error(error: io::Error) -> io::Error {
+    let text = match error.kind() {
+        io::ErrorKind::Unsupported => {
+            "the driver has no filters for ports and masks, or they are off (\"ethtool -K … ntuple on\"): port_filters=off leaves them to you"
+        }
+        io::ErrorKind::PermissionDenied => CAPABILITIES,
+        _ => "port_filters",
+    };
+    with_context(error, text)
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -136,6 +148,8 @@ mod tests {
             (socket(SetupStep::Bind, Errno::OPNOTSUPP, CopyMode::ZeroCopy), "mode=copy"),
             (socket(SetupStep::Bind, Errno::NETDOWN, CopyMode::Copy), "ip link set"),
             (socket(SetupStep::Open, Errno::AFNOSUPPORT, CopyMode::Copy), "CONFIG_XDP_SOCKETS"),
+            (port_filter_error(io::ErrorKind::Unsupported.into()), "ntuple on"),
+            (port_filter_error(io::ErrorKind::StorageFull.into()), "port_filters: "),
             (socket(SetupStep::BusyPoll, Errno::NOPROTOOPT, CopyMode::Copy), "busy_poll=0"),
         ] {
             assert!(error.to_string().contains(words), "{error}");

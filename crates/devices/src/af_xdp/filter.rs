@@ -6,6 +6,8 @@ use super::bpf::{self, AttachMode, MapKind};
 use super::config::{Attach, RedirectScope};
 use super::errors;
 use super::redirect::{self, KEY_BYTES, Maps, PORT_BYTES, SCOPE_ADDRESS, SCOPE_PORTS, UDP_PORTS_AT};
+use crate::ethtool::flow_filters::InterfaceFilters;
+use crate::port_filters::PortFilters;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -47,6 +49,8 @@ struct FilterMaps {
 pub(super) struct AttachedProgram {
     _link: OwnedFd,
     pub(super) mode: AttachMode,
+    /// Filters of the adapter that belong to the program, and are removed with it.
+    pub(super) port_filters: Option<PortFilters<InterfaceFilters>>,
 }
 
 impl RedirectFilter {
@@ -146,8 +150,13 @@ pub(super) fn attach(
     attach_option: Attach,
     zero_copy: bool,
 ) -> io::Result<AttachedProgram> {
-    let attempt =
-        |mode| bpf::attach(program.as_fd(), index, mode).map(|link| AttachedProgram { _link: link, mode });
+    let attempt = |mode| {
+        bpf::attach(program.as_fd(), index, mode).map(|link| AttachedProgram {
+            _link: link,
+            mode,
+            port_filters: None,
+        })
+    };
     let first = if attach_option == Attach::Generic { AttachMode::Generic } else { AttachMode::Driver };
     match attempt(first) {
         Ok(attached) => Ok(attached),
@@ -167,6 +176,6 @@ pub(super) fn attach(
 impl AttachedProgram {
     /// Creates a value without an attached program.
     pub(super) fn of(link: OwnedFd) -> Arc<Self> {
-        Arc::new(Self { _link: link, mode: AttachMode::Generic })
+        Arc::new(Self { _link: link, mode: AttachMode::Generic, port_filters: None })
     }
 }

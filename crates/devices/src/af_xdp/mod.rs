@@ -27,14 +27,18 @@ mod socket;
 mod tx;
 mod umem;
 
-pub use config::{AfXdpConfig, AfXdpOptions, Attach, CopyMode, PartialChecksums, QUEUES_MAX, RedirectScope};
+pub use config::{
+    AfXdpConfig, AfXdpOptions, Attach, CopyMode, PartialChecksums, PortFilterMode, QUEUES_MAX, RedirectScope,
+};
 pub use filter::{PortKind, RedirectFilter};
 
 use crate::ethtool;
+use crate::ethtool::flow_filters::InterfaceFilters;
 use crate::interface_state::InterfaceState;
 use crate::joined;
 use crate::netlink::{LinkInfo, Netlink};
 use crate::partial_checksums::PartialChecksumCheck;
+use crate::port_filters::{self, PortFilters};
 use bpf::AttachMode;
 use ginnel_stack::device::{Capabilities, Device};
 use neighbours::NeighbourSocket;
@@ -181,8 +185,9 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let program = filter.load(layout.multi_buffer)?;
     // Drivers with zero copy require that the program is attached before the socket is bound.
     let zero_copy = options.mode == CopyMode::ZeroCopy;
-    let program =
-        Arc::new(filter::attach(&program, &config.interface, link.index, options.attach, zero_copy)?);
+    let mut program = filter::attach(&program, &config.interface, link.index, options.attach, zero_copy)?;
+    program.port_filters = set_port_filters(config, &queues)?;
+    let program = Arc::new(program);
 
     let interface = Arc::new(InterfaceState::new(&config.interface));
     let capabilities =
@@ -248,6 +253,36 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         "AF_XDP"
     );
     Ok(AfXdp { queues: devices, stats, filter, in_driver, zero_copy, sockets, wakers })
+}
+
+/// Sets the filters for the ports of opened connections, if they are configured.
+fn set_port_filters(
+    config: &AfXdpConfig,
+    queues: &[u16],
+) -> io::Result<Option<PortFilters<InterfaceFilters>>> {
+    let mode = config.options.port_filters;
+    let Some(ports) = &config.opened_ports else { return Ok(None) };
+    if mode == PortFilterMode::Off || queues.len() < 2 {
+        return Ok(None);
+    }
+    let interface = config.interface.as_str();
+    let set = port_filters::filters_for(ports, queues).map_err(invalid).and_then(|filters| {
+        let set = PortFilters::set(InterfaceFilters::open(interface)?, &filters)?;
+        tracing::info!(interface, filters = filters.len(), "filters send opened connections to their queues");
+        Ok(set)
+    });
+    match set {
+        Ok(set) => Ok(Some(set)),
+        Err(error) if mode == PortFilterMode::On => Err(errors::port_filter_error(error)),
+        Err(error) => {
+            tracing::warn!(
+                interface,
+                "packets to opened connections may arrive on other queues than steering.opened = \"port-bits\" says, and cross to their shards: {}",
+                errors::port_filter_error(error)
+            );
+            Ok(None)
+        }
+    }
 }
 
 /// Returns the queues to open. Fails if the interface does not have them.

@@ -343,9 +343,27 @@ fn open_errors_name_cause_and_remedy() {
                 "ip_local_reserved_ports",
             ),
             (with("take=ports,ports=33000", [10, 3, 0, 1]), "the ports 33000 to 33000 overlap"),
+            (
+                AfXdpConfig {
+                    opened_ports: Some(32_768..=60_999),
+                    ..all_of("no0", "queues=0-1,port_filters=on")
+                },
+                "(\"ethtool -K … ntuple on\")",
+            ),
+            (
+                AfXdpConfig {
+                    opened_ports: Some(1024..=60_999),
+                    ..all_of("no0", "queues=0-1,port_filters=on")
+                },
+                "tcp.local_port_first = 1024 is no multiple of 65536",
+            ),
         ] {
             let error = error(&config);
             assert!(error.contains(words), "{error}");
+        }
+        // Without filters the packets cross between the shards.
+        for keys in ["queues=0-1", "queues=0-1,port_filters=off", "queues=1,port_filters=on"] {
+            open(&AfXdpConfig { opened_ports: Some(32_768..=60_999), ..all_of("no0", keys) }).expect(keys);
         }
         // The failed attempts left nothing behind.
         let first = open(&good).expect("a device");

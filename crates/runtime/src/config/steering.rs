@@ -10,8 +10,8 @@ use serde::Deserialize;
 pub struct SteeringConfig {
     /// How devices steer packets to TCP connections that the stack opens. `hash`: by the flow hash, as all
     /// other packets. `port-bits`: by the low bits of their local port, from `tcp.local_port_first` to
-    /// `tcp.local_port_last`, as filters with a port mask do (`ethtool -N`); the bits are the number of the
-    /// queue. Default `hash`.
+    /// `tcp.local_port_last`, as filters with a port mask do (`ethtool -N`), which an `af_xdp` device sets;
+    /// the bits are the number of the queue. Default `hash`.
     pub opened: OpenedSteering,
     /// Rules that choose the shard of a TCP connection.
     pub rules: Vec<SteeringRule>,
