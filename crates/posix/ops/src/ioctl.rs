@@ -8,6 +8,7 @@ use crate::options::timestamps::time_of;
 use crate::process::ProcessState;
 use crate::syscall;
 use core::time::Duration;
+use ginnel::State;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -95,7 +96,8 @@ impl Ops {
         })
     }
 
-    /// Implements `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged.
+    /// Implements `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged, and
+    /// counts a FIN as one.
     ///
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as in Linux.
@@ -111,7 +113,11 @@ impl Ops {
             }
             SocketRole::Stream(_) => {
                 let in_channel = state.status(file).map_or(0, |(_, status)| status.unsent);
-                let in_engine = state.info(file).map_or(0, |info| info.send_queued as usize);
+                // On Linux a FIN counts as a byte that was written.
+                let has_fin = |state| matches!(state, State::FinWait1 | State::Closing | State::LastAck);
+                let in_engine = state
+                    .info(file)
+                    .map_or(0, |info| info.send_queued as usize + usize::from(has_fin(info.state)));
                 Ok(i32::try_from(in_channel + in_engine).unwrap_or(i32::MAX))
             }
         }

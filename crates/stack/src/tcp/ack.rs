@@ -380,9 +380,11 @@ pub(super) fn loss_probe_or_rto(
 /// Returns whether the ACK acknowledges data that were never sent, or is far older than the window (RFC 5961
 /// §5.2).
 pub(super) fn is_unacceptable_ack(c: &Tcb, ack: SeqNumber) -> bool {
-    // The largest window that was ever offered is not stored; its scale bounds it.
-    let window_max = 65_535u32 << c.snd_wscale();
-    ack.gt(c.snd_nxt) || ack.lt(c.snd_una - window_max)
+    // No older sequence numbers exist than those that were acknowledged (`tcp_ack`): the local SYN, unless the
+    // peer had to acknowledge it for its own handshake, and data. The largest window that was ever offered is
+    // not stored; its scale bounds it.
+    let oldest = if c.is_acked() { 65_535u32 << c.snd_wscale() } else { c.has(Flags::ACTIVE_OPEN).into() };
+    ack.gt(c.snd_nxt) || ack.lt(c.snd_una - oldest)
 }
 
 /// Grows the congestion window after an acknowledgement that delivered `delivered` segments with the
@@ -432,6 +434,7 @@ pub(super) fn update_window(c: &mut Tcb, seg: &Segment<'_>) -> bool {
 pub(super) fn snd_una_update(c: &mut Tcb, b: &mut ActiveConn, ack: SeqNumber) -> u32 {
     let acked = (ack - c.snd_una) as u32;
     c.snd_una = ack;
+    c.set_acked();
     if b.snd_sml.is_some_and(|end| end.le(ack)) {
         b.snd_sml = None;
     }

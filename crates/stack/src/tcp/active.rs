@@ -196,6 +196,8 @@ pub(crate) struct ActiveConn {
     pub is_waiting_for_memory: bool,
     /// Sequence number of a FIN that arrived before the data that precede it.
     pub ooo_fin_seq: Option<SeqNumber>,
+    /// SACK blocks report this FIN: it has not overtaken the data before it here.
+    pub is_ooo_fin_reported: bool,
     /// When the last invalid segment was answered, in ms.
     pub last_oow_ack_time: Option<u32>,
     /// Hash of the flow, computed when a device that carries labels first sends a segment of this connection.
@@ -246,6 +248,7 @@ impl ActiveConn {
             fin_sent: false,
             is_waiting_for_memory: false,
             ooo_fin_seq: None,
+            is_ooo_fin_reported: false,
             last_oow_ack_time: None,
             label: Label::NONE,
         }
@@ -300,6 +303,7 @@ impl ActiveConn {
             fin_sent,
             is_waiting_for_memory,
             ooo_fin_seq,
+            is_ooo_fin_reported,
             last_oow_ack_time,
             label,
         } = self;
@@ -314,6 +318,7 @@ impl ActiveConn {
         (*retransmits, *backoff, *probes_out) = (0, 0, 0);
         (*retransmit_since, *cork_deadline, *idle_since) = (None, None, None);
         (*snd_sml, *snd_up, *ooo_fin_seq) = (None, None, None);
+        *is_ooo_fin_reported = false;
         *msg_more = MsgMore::No;
         *tlp = None;
         *dsack = None;
@@ -434,6 +439,27 @@ impl ActiveConn {
         ) {
             self.stop_timer();
         }
+    }
+
+    /// Returns the sequence number of a FIN out of order that SACK blocks report.
+    #[inline]
+    pub fn reported_fin(&self) -> Option<SeqNumber> {
+        self.ooo_fin_seq.filter(|_| self.is_ooo_fin_reported)
+    }
+
+    /// Returns how many SACK blocks there are for what arrived out of order. `rcv_nxt` is that of the
+    /// connection.
+    #[inline]
+    pub fn sack_block_count(&self, rcv_nxt: SeqNumber) -> usize {
+        let ranges = self.recv.reported_range_count();
+        ranges + self.reported_fin().map_or(0, |fin| usize::from(!self.ends_a_range(fin, rcv_nxt)))
+    }
+
+    /// Returns whether a range that arrived out of order ends where a FIN is.
+    #[cold]
+    fn ends_a_range(&self, fin: SeqNumber, rcv_nxt: SeqNumber) -> bool {
+        let base = rcv_nxt - self.recv.contiguous() as u32;
+        self.recv.ranges().iter().any(|&(_, end)| base + end as u32 == fin)
     }
 
     /// Returns whether the receive queue is empty: no unread data, and no FIN that arrived before its data.

@@ -185,8 +185,10 @@ pub(crate) enum SlotState {
     Reported,
 }
 
-/// The bit that `quick_acks_and_pushed` has besides the count.
+/// The bits that `quick_acks_and_marks` has besides the count.
 const PUSHED: u8 = 1 << 7;
+const ACKED: u8 = 1 << 6;
+const MARKS: u8 = PUSHED | ACKED;
 
 /// Transmission control block: everything that an idle connection needs, in two cache lines.
 #[derive(Debug, Serialize, Deserialize)]
@@ -206,9 +208,10 @@ pub(crate) struct Tcb {
     /// Low four bits: shift of the peer's window (`snd_wscale`); high four bits: shift of the local window
     /// (`rcv_wscale`).
     pub wscale: u8,
-    /// Low seven bits: immediate acknowledgements that are still to be sent (Linux's quickack mode); high
-    /// bit: the delayed acknowledgement covers the end of a write of the peer (`ICSK_ACK_PUSHED`).
-    pub quick_acks_and_pushed: u8,
+    /// Low six bits: immediate acknowledgements that are still to be sent (Linux's quickack mode); then a
+    /// bit: the peer has acknowledged data; high bit: the delayed acknowledgement covers the end of a write
+    /// of the peer (`ICSK_ACK_PUSHED`).
+    pub quick_acks_and_marks: u8,
     /// Retransmissions of SYN or SYN+ACK; later, unanswered keepalive probes.
     pub retries: u8,
     pub flags: Flags,
@@ -284,7 +287,7 @@ impl Tcb {
             generation: 0,
             state: State::Closed,
             wscale: 0,
-            quick_acks_and_pushed: 0,
+            quick_acks_and_marks: 0,
             retries: 0,
             flags: Flags::NONE,
             rcv_nxt: SeqNumber(0),
@@ -330,31 +333,44 @@ impl Tcb {
     /// Returns the number of immediate acknowledgements that are still to be sent.
     #[inline]
     pub const fn quick_acks(&self) -> u8 {
-        self.quick_acks_and_pushed & !PUSHED
+        self.quick_acks_and_marks & !MARKS
     }
 
     /// Raises the number of immediate acknowledgements to at least `count`.
     #[inline]
     pub fn raise_quick_acks(&mut self, count: u8) {
-        self.quick_acks_and_pushed = self.quick_acks_and_pushed & PUSHED | self.quick_acks().max(count);
+        debug_assert!(count & MARKS == 0, "at most 63");
+        self.quick_acks_and_marks = self.quick_acks_and_marks & MARKS | self.quick_acks().max(count);
     }
 
     /// Records that the delayed acknowledgement covers the end of a write of the peer, as far as that can be
     /// seen.
     #[inline]
     pub fn set_pushed(&mut self) {
-        self.quick_acks_and_pushed |= PUSHED;
+        self.quick_acks_and_marks |= PUSHED;
     }
 
     #[inline]
     pub const fn is_pushed(&self) -> bool {
-        self.quick_acks_and_pushed & PUSHED != 0
+        self.quick_acks_and_marks & PUSHED != 0
+    }
+
+    /// Records that the peer has acknowledged data.
+    #[inline]
+    pub fn set_acked(&mut self) {
+        self.quick_acks_and_marks |= ACKED;
+    }
+
+    /// Returns whether the peer has acknowledged data.
+    #[inline]
+    pub const fn is_acked(&self) -> bool {
+        self.quick_acks_and_marks & ACKED != 0
     }
 
     /// Counts an acknowledgement that is sent.
     #[inline]
     pub fn dec_quick_acks(&mut self) {
-        self.quick_acks_and_pushed = self.quick_acks().saturating_sub(1);
+        self.quick_acks_and_marks = self.quick_acks_and_marks & ACKED | self.quick_acks().saturating_sub(1);
     }
 
     /// Returns how many times the receive window has doubled.

@@ -91,7 +91,7 @@ impl Tcp {
             return true;
         }
         let b = &self.active[c.active];
-        b.snd_up.is_none() && b.dsack.is_none() && b.recv.range_count() == 0
+        b.snd_up.is_none() && b.dsack.is_none() && b.recv.range_count() == 0 && b.ooo_fin_seq.is_none()
     }
 
     /// Sends a pure acknowledgement.
@@ -330,7 +330,7 @@ impl Tcp {
                 && c.active != NONE
                 && c.has(Flags::SACK)
                 && (self.active[c.active].dsack.is_some()
-                    || self.active[c.active].recv.reported_range_count() > 0);
+                    || self.active[c.active].sack_block_count(c.rcv_nxt) > 0);
             let dsack = if unreported { self.active[c.active].dsack } else { None };
             self.on_ack_sent(idx, edge);
             if unreported {
@@ -470,7 +470,7 @@ impl Tcp {
     }
 
     /// Appends SACK blocks: the range that was received twice, then ranges out of order, the most recently
-    /// changed first (RFC 2883 §4, RFC 2018 §4).
+    /// changed first (RFC 2883 §4, RFC 2018 §4), with a FIN as their last sequence number or after them.
     fn sack_blocks_for(&self, idx: u32, segment: &TxSegment, options: &mut TcpOptions) {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
@@ -489,7 +489,8 @@ impl Tcp {
         if let Some(block) = b.dsack {
             options.sack_blocks.push(block);
         }
-        if b.recv.range_count() == 0 {
+        let mut fin = b.reported_fin();
+        if b.recv.range_count() == 0 && fin.is_none() {
             return;
         }
         // Ranges count from the first unread byte, which is `contiguous` bytes before `rcv_nxt`.
@@ -498,7 +499,12 @@ impl Tcp {
             if options.sack_blocks.len() == room {
                 break;
             }
-            options.sack_blocks.push((base + start as u32, base + end as u32));
+            let end = base + end as u32;
+            let end = if fin == Some(end) { end + fin.take().map_or(0, |_| 1) } else { end };
+            options.sack_blocks.push((base + start as u32, end));
+        }
+        if let Some(fin) = fin.filter(|_| options.sack_blocks.len() < room) {
+            options.sack_blocks.push((fin, fin + 1));
         }
     }
 }

@@ -210,6 +210,12 @@ impl Tcp {
         if !seg.header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::SYN) {
             return;
         }
+        let is_request = self.is_request(idx);
+        if is_request && seg.has(TcpFlags::ACK) && seg.header.ack != self.conns[idx].snd_nxt {
+            // RFC 9293 §3.10.7.4, fifth check, SYN-RECEIVED; before the first one as in `tcp_check_req`.
+            self.send_reset(net, seg);
+            return;
+        }
         let timestamps = if self.conns[idx].has(Flags::TIMESTAMPS) { seg.timestamps() } else { None };
         if !self.validate_incoming(net, idx, seg, timestamps) {
             return;
@@ -219,8 +225,14 @@ impl Tcp {
             self.on_rst(idx, seg);
             return;
         }
-        // Fourth check: SYN (RFC 5961 §4.2): never a reason to reset.
+        // Fourth check: SYN (RFC 5961 §4.2): a reason to reset only for a request to a listener, which cannot
+        // be the one that the peer means (RFC 9293 §3.10.7.4, SYN-RECEIVED).
         if seg.has(TcpFlags::SYN) {
+            if is_request && seg.header.seq + 1 != self.conns[idx].rcv_nxt {
+                self.send_reset(net, seg);
+                self.destroy(idx, CloseReason::Reset);
+                return;
+            }
             self.on_unexpected_syn(net, idx, seg);
             return;
         }
@@ -254,6 +266,13 @@ impl Tcp {
             self.on_urgent(idx, seg);
         }
         self.on_payload(net, idx, seg, burst);
+    }
+
+    /// Returns whether a connection is a request to a listener that the peer has to acknowledge.
+    #[inline(always)]
+    fn is_request(&self, idx: u32) -> bool {
+        let c = &self.conns[idx];
+        c.state == State::SynReceived && !c.has(Flags::ACTIVE_OPEN)
     }
 
     /// First check: returns whether a part of the segment is in the window and the segment is not an old
@@ -354,8 +373,8 @@ impl Tcp {
     /// Answers a segment outside of the window with an acknowledgement of the current state (Linux's
     /// `tcp_send_dupack`).
     fn send_dup_ack(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
-        let c = &self.conns[idx];
-        if c.state == State::SynReceived && !c.has(Flags::ACTIVE_OPEN) {
+        if self.is_request(idx) {
+            let c = &self.conns[idx];
             // A SYN+ACK that waits for the device contains more than this acknowledgement would. An
             // acknowledgement before it would reveal the initial sequence number before the peer has seen the
             // options of the SYN+ACK.

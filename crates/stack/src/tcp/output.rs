@@ -445,7 +445,7 @@ impl Tcp {
     fn sack_bytes_on_data(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
-        let blocks = usize::from(b.dsack.is_some()) + b.recv.reported_range_count();
+        let blocks = usize::from(b.dsack.is_some()) + b.sack_block_count(c.rcv_nxt);
         if blocks == 0 || !c.has(Flags::SACK) {
             return 0;
         }

@@ -93,8 +93,18 @@ impl Tcp {
             let end = c.rcv_nxt;
             self.note_dsack(idx, seg.header.seq, end);
         }
-        // RFC 5681 §4.2: a segment that fills a gap completely or in part is acknowledged at once.
         let active = self.conns[idx].active;
+        if active != NONE
+            && seg.header.flags.contains(TcpFlags::FIN)
+            && data.len() == seg.payload.len().saturating_sub(skip)
+        {
+            // Nothing can follow this FIN, which is next: data that claim to do so must not hide it.
+            let b = &mut self.active[active];
+            if b.recv.range_count() > 0 {
+                b.recv.discard_out_of_order(&mut self.chunks);
+            }
+        }
+        // RFC 5681 §4.2: a segment that fills a gap completely or in part is acknowledged at once.
         let fills_hole = active != NONE && self.active[active].recv.reported_range_count() > 0;
         let taken = if data.is_empty() { 0 } else { self.queue_in_order(idx, seg, skip, data) };
         let refused = taken < data.len() || data.is_empty();
@@ -222,6 +232,7 @@ impl Tcp {
         if seg.header.flags.contains(TcpFlags::FIN) && data.len() == seg.payload.len() {
             // The FIN counts when the gap before it is filled, not before.
             b.ooo_fin_seq = Some(seg.header.seq + seg.payload.len() as u32);
+            b.is_ooo_fin_reported = !self.is_overtaking;
         }
         if COMPILED && self.is_unordered_used | self.is_overtaking {
             return self.on_out_of_order_stored(idx, seg, base + gap, accepted, burst);

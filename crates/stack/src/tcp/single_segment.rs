@@ -132,4 +132,5 @@ fn is_open_and_idle(b: &ActiveConn) -> bool {
         && b.msg_more == MsgMore::No
         && b.dsack.is_none()
         && b.recv.range_count() == 0
+        && b.ooo_fin_seq.is_none()
 }
