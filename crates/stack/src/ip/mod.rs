@@ -250,6 +250,16 @@ impl Network {
         self.ports.len()
     }
 
+    /// Returns the number of the port of a hop; 0 if the hop's link does not exist.
+    pub(crate) fn port_of(&self, hop: &NextHop) -> usize {
+        self.links.get(usize::from(hop.link)).map_or(0, |link| usize::from(link.port.0))
+    }
+
+    /// Returns the number of frames that were given to the device of a port.
+    pub(crate) fn frames_sent(&self, port: usize) -> u64 {
+        self.ports.get(port).map_or(0, |port| port.tx_frames)
+    }
+
     /// Returns the capabilities of a link: those of its device, with the MTU of the link.
     pub fn capabilities(&self, link: LinkId) -> Option<Capabilities> {
         let link = self.links.get(usize::from(link.0))?;

@@ -55,16 +55,13 @@ impl Tcp {
                 Ok(()) => {}
                 Err(TxError::Full) => {
                     self.stats.device_full += 1;
-                    self.want_transmit_of_message(idx);
+                    self.want_transmit_refused(net, idx);
                 }
                 Err(_) => self.arm_retry_timer(idx),
             }
             self.rearm(idx);
-            if result == Err(TxError::Full) {
-                self.tx_list.record_refused(&mut round);
-                if net.port_count() == 1 {
-                    break;
-                }
+            if result == Err(TxError::Full) && net.port_count() == 1 {
+                break;
             }
         }
         if round.class().is_some() {

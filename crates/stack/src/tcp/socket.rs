@@ -644,6 +644,9 @@ impl Tcp {
         self.profiles.release(old);
         self.set_congestion_control(idx, p.congestion);
         self.apply_slow_path_options(idx);
+        if matches!(option, TcpOption::Priority(_)) {
+            self.move_to_class(idx);
+        }
         if let Some((c, b)) = self.tcb_and_active(idx) {
             b.rtx_queue.resegment(c.mss());
             if !p.unordered {

@@ -14,9 +14,6 @@ use crate::time::Instant;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-/// Connections of each class that devices may refuse in a round, if they refuse frames by their class.
-const REFUSED_MAX: u8 = 64;
-
 /// Time after which refused connections are tried again: the receiver, or the device, needs time to take
 /// frames.
 const REFUSED_RETRY: Duration = Duration::from_micros(50);
@@ -29,7 +26,7 @@ pub(crate) struct TxList {
     best_effort: VecDeque<u32>,
     /// Connections of other priorities, by class.
     classes: [VecDeque<u32>; CLASSES],
-    /// Number of connections in `classes`, plus `classes_len_min`. A round is by class unless this is 0.
+    /// Number of connections in `classes` and `refused`, plus `classes_len_min`. A round is by class unless this is 0.
     classes_len: usize,
     /// 1 if devices refuse frames by their class, so that each round is one by class; otherwise 0.
     classes_len_min: usize,
@@ -37,13 +34,34 @@ pub(crate) struct TxList {
     device_class: Option<u8>,
     /// True if a device had no room for a connection in this round, and `classes_len_min` is 1.
     has_refused: bool,
-    /// By class, the connections for which a device had no room in this round, if `classes_len_min` is 1.
-    refused: [u8; CLASSES],
+    /// The connections for which a device had no room, by class and port, if `classes_len_min` is 1.
+    refused: [Vec<RefusedConns>; CLASSES],
+    /// Number of rounds by class.
+    round: u64,
+    /// Where the connection that was taken last had waited, if a device had refused it before.
+    attempt: Option<Attempt>,
     /// The class that connections of the default priority have now, if it is not [`priority::BEST_EFFORT`].
     /// The queue of this class then is in `best_effort`, and that of best effort in its place.
     raised_to: Option<u8>,
     /// For each class, the number of connections that are left in the current round.
     class_quota: [usize; CLASSES],
+}
+
+/// Connections of a class that wait for room in a device. They take turns: one that has sent something before
+/// it was refused goes to the end.
+#[derive(Clone, Debug, Default)]
+struct RefusedConns {
+    queue: VecDeque<u32>,
+    /// The last round in which the device had no room for the class.
+    full_in_round: u64,
+}
+
+/// The port for which a connection had waited, and the number of frames sent on it before the connection was
+/// taken.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    port: usize,
+    frames_before: u64,
 }
 
 /// A pass over the list as it is at the beginning: connections that are added in the meantime wait for the
@@ -102,7 +120,7 @@ impl TxList {
     fn begin_classes(&mut self) {
         self.class_quota = self.classes.each_ref().map(VecDeque::len);
         self.has_refused = false;
-        self.refused = [0; CLASSES];
+        self.round += 1;
     }
 
     /// Makes each round one by class, because devices refuse frames by their class.
@@ -111,22 +129,47 @@ impl TxList {
         self.classes_len_min = 1;
     }
 
-    /// Records that a device had no room for the connection that was taken last. After [`REFUSED_MAX`]
-    /// connections of a class the round goes on with the next class: the others of this class would probably
-    /// be refused, too, but those of lower classes may use devices that have room. The next round begins with
-    /// the others of this class.
-    #[cold]
-    pub fn record_refused(&mut self, round: &mut TxRound) {
-        let Some(class) = round.class.filter(|_| self.classes_len_min > 0) else { return };
+    /// Adds a connection of this class to those that wait for room in a device, unless it is on the list. It
+    /// was taken last, in a round by class, and the device has sent `port_frames` frames since the beginning.
+    fn push_refused(&mut self, c: &mut Tcb, idx: u32, class: u8, port: usize, port_frames: u64) {
         self.has_refused = true;
-        let class_refused = &mut self.refused[usize::from(class)];
-        *class_refused += 1;
-        if *class_refused == REFUSED_MAX {
-            self.class_quota[usize::from(class)] = 0;
-            if class == priority::BEST_EFFORT {
-                round.best_effort_left = 0;
-            }
+        let round = self.round;
+        if let Some(round_class) = self.device_class {
+            self.refused_of(round_class, port).full_in_round = round;
         }
+        if c.has(Flags::TX_LISTED) {
+            return;
+        }
+        c.flags.set(Flags::TX_LISTED);
+        self.classes_len += 1;
+        let attempt = self.attempt.take().filter(|attempt| attempt.port == port);
+        let queue = &mut self.refused_of(class, port).queue;
+        match attempt {
+            // It has sent nothing, so the turn remains its own.
+            Some(attempt) if attempt.frames_before == port_frames => queue.push_front(idx),
+            _ => queue.push_back(idx),
+        }
+    }
+
+    fn refused_of(&mut self, class: u8, port: usize) -> &mut RefusedConns {
+        let ports = &mut self.refused[usize::from(class)];
+        if ports.len() <= port {
+            ports.resize_with(port + 1, RefusedConns::default);
+        }
+        &mut ports[port]
+    }
+
+    /// Takes the next connection of a class that waits for a device which may have room.
+    fn next_refused(&mut self, class: usize) -> Option<u32> {
+        let round = self.round;
+        let mut ports = self.refused[class].iter_mut().enumerate();
+        let (port, idx) = ports.find_map(|(port, refused)| {
+            let idx = if refused.full_in_round == round { None } else { refused.queue.pop_front() };
+            Some((port, idx?))
+        })?;
+        self.classes_len -= 1;
+        self.attempt = Some(Attempt { port, frames_before: 0 });
+        Some(idx)
     }
 
     /// Returns when the connections on the list are tried again, if there are any, after a round at `now`.
@@ -150,8 +193,12 @@ impl TxList {
     #[cold]
     #[inline(never)]
     fn next_of_classes(&mut self, round: &mut TxRound) -> Option<u32> {
+        self.attempt = None;
         for class in (0..CLASSES).rev() {
             round.class = Some(class as u8);
+            if let Some(idx) = self.next_refused(class) {
+                return Some(idx);
+            }
             if class == usize::from(priority::class(0)) && round.best_effort_left > 0 {
                 round.best_effort_left -= 1;
                 return self.best_effort.pop_front();
@@ -204,7 +251,7 @@ impl TxList {
 }
 
 impl Tcp {
-    /// Begins to transmit connections of a class.
+    /// Begins to transmit a connection of a class.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_class(&mut self, net: &mut Network, class: u8) {
@@ -213,6 +260,25 @@ impl Tcp {
         if list.classes_len_min > 0 && list.device_class.replace(class) != Some(class) {
             net.select_tx_class(Some(TxClass::Connections(class)));
         }
+        if let Some(attempt) = &mut list.attempt {
+            attempt.frames_before = net.frames_sent(attempt.port);
+        }
+    }
+
+    /// Puts a connection, for which a device had no room, on the transmit list. If devices refuse frames by
+    /// their class, the connection waits among those of its class that this device has refused. So they take
+    /// turns, and connections whose devices have room do not wait for them.
+    #[cold]
+    pub(super) fn want_transmit_refused(&mut self, net: &Network, idx: u32) {
+        if self.tx_list.device_class.is_none() {
+            self.want_transmit_of_message(idx);
+            return;
+        }
+        let class = self.message_class_above_own(idx);
+        let class = class.unwrap_or_else(|| priority::class(self.priority(&self.conns[idx])));
+        let c = &mut self.conns[idx];
+        let port = net.port_of(&c.hop);
+        self.tx_list.push_refused(c, idx, class, port, net.frames_sent(port));
     }
 
     /// Ends a round by class.
@@ -235,12 +301,24 @@ impl Tcp {
     /// higher than the connection's.
     #[cold]
     pub(super) fn want_transmit_of_message(&mut self, idx: u32) {
-        match self.next_message_class(idx) {
-            Some(class) if class > priority::class(self.priority(&self.conns[idx])) => {
-                self.tx_list.push_raised(&mut self.conns[idx], idx, class);
-            }
-            _ => self.want_transmit(idx),
+        match self.message_class_above_own(idx) {
+            Some(class) => self.tx_list.push_raised(&mut self.conns[idx], idx, class),
+            None => self.want_transmit(idx),
         }
+    }
+
+    /// Lets a connection on the transmit list wait in its present class, not in the one that it had before.
+    #[cold]
+    pub(super) fn move_to_class(&mut self, idx: u32) {
+        if self.conns[idx].has(Flags::TX_LISTED) {
+            let class = priority::class(self.priority(&self.conns[idx]));
+            self.tx_list.push_raised(&mut self.conns[idx], idx, class);
+        }
+    }
+
+    /// Returns the class of the message that is sent next, if that is higher than the connection's.
+    fn message_class_above_own(&self, idx: u32) -> Option<u8> {
+        self.next_message_class(idx).filter(|class| *class > priority::class(self.priority(&self.conns[idx])))
     }
 
     /// Returns the class of the message that is sent next.

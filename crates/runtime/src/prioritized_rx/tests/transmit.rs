@@ -1,6 +1,7 @@
 //! Tests of what waits in a device in front of urgent packets, each time beside a run without priorities.
 
 use super::*;
+use crate::config::Loopback;
 use ginnel_stack::handle::Listener;
 use ginnel_stack::options::TcpOption;
 use ginnel_stack::udp::{UdpError, UdpOptions};
@@ -81,6 +82,50 @@ fn urgent_packet_leaves_within_one_burst() {
     assert!((200..=256).contains(&more), "{more}");
     let off = frames_before_urgent(false, 64);
     assert!(off >= LOW * SEGMENTS * 9 / 10, "{off}");
+}
+
+/// Four connections send all the time, on a device that passes on 64 frames in 200 µs, and another one sends
+/// an urgent message now and then. The stack has a second device: loopback.
+#[test]
+fn connections_of_a_class_take_turns_beside_loopback() {
+    const BULK: usize = 4;
+    const BYTES: usize = 1 << 20;
+    let configure = |config: &mut Config| {
+        config.loopback = Loopback::Stack;
+        config.tcp.send_buffer_first_bytes = BYTES as u32;
+    };
+    let mut hosts = hosts_with(configure, true, 16_384, (BULK + 1, BULK), |_| Sender::default());
+    let now = hosts.clock.now();
+    let conns: Vec<Conn> = hosts.server.handler().conns.iter().map(|(_, conn)| *conn).collect();
+    hosts.server.with(now, |_, cx| {
+        cx.set_option(conns[BULK], TcpOption::Priority(HIGH)).unwrap();
+        for (number, conn) in (0u8..).zip(&conns[..BULK]) {
+            assert_eq!(cx.send(*conn, &[number; BYTES]), Ok(BYTES));
+        }
+    });
+    let mut counts = [0; BULK + 1];
+    for round in 1usize.. {
+        assert!(round < 10_000, "{counts:?}");
+        if round.is_multiple_of(10) {
+            let now = hosts.clock.now();
+            hosts.server.with(now, |_, cx| cx.send(conns[BULK], &[BULK as u8; 4])).unwrap();
+        }
+        for _ in 0..4 {
+            hosts.clock.advance(Duration::from_micros(50));
+            hosts.server_turn();
+        }
+        hosts.clients.poll_once(hosts.clock.now()).unwrap();
+        hosts.clients.poll_once(hosts.clock.now()).unwrap();
+        counts = [0; BULK + 1];
+        hosts.clients.handler().answered.iter().for_each(|number| counts[(number & 0xff) as usize] += 1);
+        // An urgent message leaves behind the frames of one burst.
+        assert!(counts[BULK] + 1 >= round / 10, "{counts:?} in round {round}");
+        if counts[..BULK].iter().sum::<usize>() >= BULK * BYTES / 4 / 2 {
+            break;
+        }
+    }
+    let (least, most) = (*counts[..BULK].iter().min().unwrap(), *counts[..BULK].iter().max().unwrap());
+    assert!(2 * least >= most, "{counts:?}");
 }
 
 /// A shard with refused frames sleeps a moment before it tries again, and not if nothing waits.

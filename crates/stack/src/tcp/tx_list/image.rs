@@ -1,7 +1,7 @@
 //! The transmit list in an image of a stack.
 
 use super::TxList;
-use crate::priority::CLASSES;
+use crate::priority::{BEST_EFFORT, CLASSES};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -14,10 +14,19 @@ pub(crate) struct TxListImage {
 }
 
 impl TxList {
-    /// Returns the image. The class of events that are processed must be best effort.
+    /// Returns the image, in which connections that a device has refused are the first of their classes. The
+    /// class of events that are processed must be best effort.
     pub(crate) fn image(&self) -> TxListImage {
         debug_assert!(self.raised_to.is_none() && self.device_class.is_none());
-        TxListImage { best_effort: self.best_effort.clone(), classes: self.classes.clone() }
+        let mut classes = self.classes.clone();
+        let mut best_effort = self.best_effort.clone();
+        for (class, ports) in self.refused.iter().enumerate() {
+            let refused = ports.iter().flat_map(|port| &port.queue);
+            let queue =
+                if class == usize::from(BEST_EFFORT) { &mut best_effort } else { &mut classes[class] };
+            *queue = refused.chain(&*queue).copied().collect();
+        }
+        TxListImage { best_effort, classes }
     }
 
     /// Takes over the connections of an image, of which there are `connections`.
@@ -32,6 +41,7 @@ impl TxList {
         }
         self.classes_len = self.classes_len_min + classes.iter().map(VecDeque::len).sum::<usize>();
         (self.best_effort, self.classes) = (best_effort, classes);
+        self.refused = Default::default();
         Ok(())
     }
 }
