@@ -4,6 +4,7 @@
 use crate::classifier::Classifier;
 use crate::cross_shard::CrossShardSender;
 use crate::listener_registry::{ListenerRegistry, RegistryEntry, RegistryState, ReuseportEntry};
+use crate::prioritized_rx;
 use crate::relay::DeviceUsers;
 use crate::stats::ShardStats;
 use arrayvec::ArrayVec;
@@ -267,6 +268,7 @@ impl ShardRouter {
         let has_room = match &self.class_limits {
             Some(limits) if priority::COMPILED => {
                 out.has_room_for(frame.bytes.len(), limits, priority::class(priority))
+                    || prioritized_rx::is_control(frame.bytes)
             }
             _ => true,
         };

@@ -22,6 +22,12 @@ pub(super) struct FrameKind {
 /// Flags FIN, SYN and RST of TCP.
 const FIN_SYN_RST: u8 = 0b111;
 
+/// Returns whether a frame is one that is not dropped to make room for others.
+#[cold]
+pub(crate) fn is_control(frame: &[u8]) -> bool {
+    inspect(frame).is_control
+}
+
 /// Returns what a queue must know of a frame. Malformed frames are control frames: the engine counts them.
 pub(super) fn inspect(frame: &[u8]) -> FrameKind {
     let packet = Packet::parse(frame);

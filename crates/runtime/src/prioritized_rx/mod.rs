@@ -19,6 +19,7 @@ mod queues;
 mod tests;
 
 pub(crate) use device_check::DeviceCheck;
+pub(crate) use flow::is_control;
 
 use crate::config::PriorityConfig;
 use crate::context::ShardCore;

@@ -113,6 +113,50 @@ fn queue_full_of_low_frames_has_room_for_high() {
     }
 }
 
+/// SYNs of the usual priority for a stalled shard are not dropped while low frames leave room in its queue.
+#[test]
+fn queue_full_of_low_frames_has_room_for_syns() {
+    let mut config = stack_config(2);
+    config.shards.mailbox_bytes = 256 << 10;
+    config.priority.enabled = Some(true);
+    let mut fixture =
+        Fixture::new(config, RssMode::Fixed(0), |_| RecordingHandler::default(), RecordingHandler::default());
+    fixture.advance(Duration::from_secs(3));
+    let address = "10.0.0.1:80".parse().unwrap();
+    fixture.with_shard(0, |_, cx| cx.listen(address, ListenOptions::default()).map(|_| ())).unwrap();
+    let bind = |_: &mut RecordingHandler, cx: &mut crate::Context<'_>| {
+        cx.udp_bind("0.0.0.0:53".parse().unwrap(), UdpOptions::default())
+    };
+    fixture.with_shard(1, bind).unwrap();
+    let from = fixture.client.with(fixture.now, bind).unwrap();
+    let send = |fixture: &mut Fixture<RecordingHandler, RecordingHandler>, len| {
+        let to = "10.0.0.1:53".parse().unwrap();
+        fixture.client.with(fixture.now, |_, cx| cx.udp_send(from, Some(to), &vec![7; len])).unwrap();
+    };
+    send(&mut fixture, 1000);
+    fixture.advance(Duration::from_millis(100));
+    // The second shard has no turn from now on.
+    let turn = |fixture: &mut Fixture<RecordingHandler, RecordingHandler>| {
+        fixture.client.poll_once(fixture.now).unwrap();
+        fixture.shards[0].poll_once(fixture.now).unwrap();
+        fixture.now += Duration::from_micros(50);
+    };
+    for len in [1000; 400].into_iter().chain([10; 100]) {
+        send(&mut fixture, len);
+        turn(&mut fixture);
+    }
+    let full = *fixture.shards[0].stats();
+    assert!(full.forwards_dropped >= 100, "{full:?}");
+    for _ in 0..20 {
+        let options = ConnectOptions::default();
+        fixture.client.with(fixture.now, |_, cx| cx.connect(address, options).map(|_| ())).unwrap();
+    }
+    (0..10).for_each(|_| turn(&mut fixture));
+    let syns = *fixture.shards[0].stats();
+    assert!(syns.frames_forwarded >= full.frames_forwarded + 5, "{syns:?}");
+    assert_eq!(syns.forwards_dropped, full.forwards_dropped);
+}
+
 /// If a broadcast does not fit into the queue to one shard, no shard processes it, so that all know the same
 /// neighbours.
 // limit: shards.control_bytes
