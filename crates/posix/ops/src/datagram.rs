@@ -206,7 +206,8 @@ impl Ops {
             }
             return Err(Errno::INVAL);
         }
-        let is_new = state.is_new_destination(file, remote);
+        // A request would make the stack send, or lose, what waits.
+        let is_new = state.is_new_destination(file, remote) && !state.waits_for_device(file, udp.conn);
         if departs_us.is_some() {
             // The time at which the datagram leaves is not taken.
             let _ = state.take_stamp_request(file);
@@ -231,6 +232,7 @@ impl Ops {
                 }
                 // The datagram waits for the device, and is not timed.
                 (Err(Errno::NOBUFS), Some(_)) => {}
+                (Err(Errno::NOBUFS), None) if !state.is_new_destination(file, remote) => {}
                 (Err(error), stamp) => {
                     stamp.into_iter().for_each(|stamp| state.return_stamp_request(file, stamp));
                     return Err(error);
@@ -803,6 +805,12 @@ impl ProcessState {
         if sent == Err(UdpError::Stale) && self.client.is_stack_gone() {
             return Err(Errno::NETDOWN);
         }
+        if sent == Err(UdpError::DeviceFull) {
+            // The destination can be reached. Later datagrams wait behind this one, in the channel.
+            self.note_destination(file, remote);
+            self.note_sent_length(file, bytes.len());
+            self.files.socket(file)?.udp_send.get_or_insert_default().waits_for_device = true;
+        }
         let times = sent.map_err(|error| errno_towards(error, remote))?;
         self.note_destination(file, remote);
         self.note_sent_length(file, bytes.len());
@@ -835,6 +843,17 @@ impl ProcessState {
         let fields = (args.hop_limit.or(options.0), args.tos.unwrap_or(options.1));
         self.queue_late_datagram(file, at, sent_packet::sent_packet([from, *remote], fields, &bytes));
         Ok(())
+    }
+
+    /// Returns whether datagrams wait in the channel since the device had no room for the first one to a
+    /// destination.
+    fn waits_for_device(&mut self, file: FileId, conn: Conn) -> bool {
+        let Ok(socket) = self.files.socket(file) else { return false };
+        let Some(udp_send) = socket.udp_send.as_mut().filter(|udp_send| udp_send.waits_for_device) else {
+            return false;
+        };
+        udp_send.waits_for_device = self.client.status(conn).is_ok_and(|status| status.unsent > 0);
+        udp_send.waits_for_device
     }
 
     /// Returns whether this socket has not sent to the destination yet.

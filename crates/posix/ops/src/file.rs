@@ -83,6 +83,8 @@ pub(crate) struct UdpSendState {
     pub refuses_too_long: bool,
     /// The longest datagram, in bytes, that the stack has accepted so far.
     pub longest_sent: usize,
+    /// The first datagram to a destination waits in the channel, or did, because the device had no room.
+    pub waits_for_device: bool,
     /// `UDP_CORK` is set: writes are collected into one datagram.
     pub corking: bool,
     /// Payload bytes of each datagram into which a write is cut (`UDP_SEGMENT`), or 0.

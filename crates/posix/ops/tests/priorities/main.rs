@@ -1,6 +1,7 @@
 //! The order in which `epoll_wait` returns descriptors of a stack with priorities, in simulated time. The
 //! program is slower than its peers: most messages have arrived when it waits for the first time.
 
+mod datagrams;
 mod deferred_syn;
 mod faults;
 mod unordered;
@@ -10,7 +11,10 @@ use core::time::Duration;
 use ginnel::channel::control::SameThread;
 use ginnel::channel::{ChannelConfig, ChannelServer};
 use ginnel::config::{Config, DeviceConfig, DeviceKind};
-use ginnel::{Conn, ConnectOptions, Context, Error, Handler, Instant, Listener, Shard, SocketOptions};
+use ginnel::{
+    Conn, ConnectOptions, Context, Datagram, Error, Handler, Instant, Listener, Shard, SocketOptions,
+    UdpHandle,
+};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Timeout, UserSlice, UserSliceMut};
 use ginnel_stack::device::{Device, RxBurst, RxQueue};
@@ -56,6 +60,8 @@ struct Clients {
     received: Vec<u8>,
     /// Numbers of the connections on which answers arrived, one for each answer.
     answered: Vec<usize>,
+    /// First bytes of the datagrams that arrived.
+    datagrams: Vec<u8>,
 }
 
 impl Handler for Clients {
@@ -65,6 +71,10 @@ impl Handler for Clients {
 
     fn accepted(&mut self, _: &mut Context<'_>, conn: Conn, _: Listener) {
         self.conns.push(conn);
+    }
+
+    fn datagram(&mut self, _: &mut Context<'_>, _: UdpHandle, _: &Datagram, data: &[u8]) {
+        self.datagrams.push(data[0]);
     }
 
     fn data(&mut self, _: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
