@@ -20,6 +20,12 @@ impl Network {
     pub fn contains(&self, address: IpAddr) -> bool {
         prefix_of(address, self.len) == Some(self.address)
     }
+
+    /// Returns whether the addresses of the network are of IPv4.
+    #[must_use]
+    pub const fn is_ipv4(&self) -> bool {
+        self.address.is_ipv4()
+    }
 }
 
 /// Returns the first address of the network; `None` if `len` is more than the number of bits of the address.

@@ -8,7 +8,14 @@ use ginnel_matcher::{
 use ginnel_stack::device::Label;
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::priority::ClassLimits;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+/// Largest value of the length fields of IPv4 and IPv6. That of IPv4 counts the IP header, too.
+const IP_LEN_MAX: u32 = 65_535;
+const IPV4_HEADER_BYTES: u32 = 20;
+const TCP_HEADER_BYTES: u32 = 20;
+const UDP_HEADER_BYTES: u32 = 8;
 
 /// Keys of the `[priority]` table.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -59,13 +66,13 @@ pub struct PriorityRule {
     pub priority: u8,
     /// Networks or addresses of the sender, of which one must match: `["10.0.0.0/8", "fd00::7"]`. Default:
     /// any.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "non_empty")]
     pub source: Vec<Network>,
     /// As `source`, for the receiver. Default: any.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "non_empty")]
     pub destination: Vec<Network>,
     /// As `source`, for the sender or the receiver. Default: any.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "non_empty")]
     pub address: Vec<Network>,
     /// Ports of the sender: `80`, `"80,8000-8010"` or `[80, "8000-8010"]`. Default: any.
     #[serde(default)]
@@ -81,7 +88,7 @@ pub struct PriorityRule {
     pub protocol: Option<Protocol>,
     /// Differentiated services code points, of which one must match: `[46, 34]`. Each is 0 to 63. Default:
     /// any.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "non_empty")]
     pub dscp: Vec<u8>,
     /// Smallest payload of TCP or UDP in bytes: 0 to 65,535. Default: any.
     #[serde(default)]
@@ -225,11 +232,13 @@ impl PriorityRule {
         if !self.dscp.is_empty() {
             conditions.push(Condition::Dscp(self.dscp.clone()));
         }
+        let is_v4_only = self.check_families().map_err(problem)?;
         conditions.extend(self.payload_len().map_err(problem)?);
         if let Some(payload) = &self.payload {
             conditions
                 .push(payload.condition().map_err(|(key, problem)| (format!("payload.{key}"), problem))?);
         }
+        self.check_payload_end(is_v4_only).map_err(problem)?;
         match &self.expression {
             Some(_) if !conditions.is_empty() => {
                 let problem = "cannot be combined with other conditions: state them in the expression";
@@ -245,6 +254,45 @@ impl PriorityRule {
         Ok(Rule { conditions, action: self.priority })
     }
 
+    /// Returns whether the addresses match IPv4 packets only. It is an error if they match no packet, because
+    /// both addresses of a packet have one family.
+    fn check_families(&self) -> Result<bool, ConfigError> {
+        let [mut has_v4, mut has_v6] = [true; 2];
+        let keys = [("source", &self.source), ("destination", &self.destination), ("address", &self.address)];
+        for (name, networks) in keys.into_iter().filter(|(_, networks)| !networks.is_empty()) {
+            has_v4 &= networks.iter().any(Network::is_ipv4);
+            has_v6 &= !networks.iter().all(Network::is_ipv4);
+            if !has_v4 && !has_v6 {
+                let problem = "never matches: the rule's addresses are of IPv4 and IPv6, a packet's are not";
+                return Err(ConfigError::new(name, problem));
+            }
+        }
+        Ok(!has_v6)
+    }
+
+    /// Checks that a packet can have as many bytes of payload as the rule looks at.
+    fn check_payload_end(&self, is_v4_only: bool) -> Result<(), ConfigError> {
+        let ip = if is_v4_only { IPV4_HEADER_BYTES } else { 0 };
+        let transport = match self.protocol {
+            Some(Protocol::Tcp) => TCP_HEADER_BYTES,
+            Some(Protocol::Udp) | None => UDP_HEADER_BYTES,
+        };
+        let possible = IP_LEN_MAX - ip - transport;
+        if let Some(min) = self.payload_bytes_min.filter(|min| *min > possible) {
+            let problem = format!("never matches: {min} bytes, but a packet has at most {possible}");
+            return Err(ConfigError::new("payload_bytes_min", problem));
+        }
+        let Some(payload) = &self.payload else { return Ok(()) };
+        let possible = possible.min(self.payload_bytes_max.unwrap_or(u32::MAX));
+        let end = payload.offset_bytes as usize + payload.value.0.len();
+        if end > possible as usize {
+            let key = if payload.offset_bytes > 0 { "payload.offset_bytes" } else { "payload.value" };
+            let problem = format!("never matches: the bytes end at {end}, but the payload at {possible}");
+            return Err(ConfigError::new(key, problem));
+        }
+        Ok(())
+    }
+
     fn payload_len(&self) -> Result<Option<Condition>, ConfigError> {
         let (min, max) = (self.payload_bytes_min, self.payload_bytes_max);
         for (name, value) in [("payload_bytes_min", min), ("payload_bytes_max", max)] {
@@ -256,6 +304,16 @@ impl PriorityRule {
         }
         Ok((min.is_some() || max.is_some()).then_some(Condition::PayloadBytes(range)))
     }
+}
+
+/// Reads a list with at least one element.
+fn non_empty<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    let list = Vec::deserialize(deserializer)?;
+    if list.is_empty() { Err(D::Error::custom("is empty, so that nothing matches")) } else { Ok(list) }
 }
 
 impl PayloadRule {

@@ -433,10 +433,49 @@ fn wrong_priority_rules_are_named() {
             "3: priority.rules[0].payload.value: never matches: byte 0 has bits",
         ),
         ("payload = { }", "3: priority.rules[0].payload: missing field `value`"),
+        ("ports = 80\nsource = []", "4: priority.rules[0].source: is empty, so that nothing matches"),
+        ("ports = 80\ndestination = []", "4: priority.rules[0].destination: is empty"),
+        ("ports = 80\naddress = []", "4: priority.rules[0].address: is empty"),
+        ("ports = 80\ndscp = []", "4: priority.rules[0].dscp: is empty"),
+        (
+            "source = [\"10.0.0.0/8\"]\ndestination = [\"fd00::/8\"]",
+            "4: priority.rules[0].destination: never matches: the rule's addresses are of IPv4 and IPv6",
+        ),
+        (
+            "source = [\"10.0.0.0/8\", \"fd00::7\"]\ndestination = [\"fd00::/8\"]\naddress = [\"10.0.0.1\"]",
+            "5: priority.rules[0].address: never matches: the rule's addresses are of IPv4 and IPv6",
+        ),
+        (
+            "payload = { offset_bytes = 65526, value = \"0202\" }",
+            "3: priority.rules[0].payload.offset_bytes: never matches: the bytes end at 65528, but the payload \
+             at 65527",
+        ),
+        (
+            "protocol = \"tcp\"\npayload = { offset_bytes = 65515, value = \"02\" }",
+            "4: priority.rules[0].payload.offset_bytes: never matches: the bytes end at 65516, but the payload \
+             at 65515",
+        ),
+        (
+            "payload_bytes_max = 1\npayload = { value = \"0202\" }",
+            "4: priority.rules[0].payload.value: never matches: the bytes end at 2, but the payload at 1",
+        ),
+        (
+            "address = [\"10.0.0.1\"]\npayload_bytes_min = 65508",
+            "4: priority.rules[0].payload_bytes_min: never matches: 65508 bytes, but a packet has at most 65507",
+        ),
         ("expression = \"\"", "3: priority.rules[0].expression: is empty"),
     ] {
         let e = error(&format!("{RULE}{keys}\n"));
         assert!(e.starts_with(&format!("x.toml:{problem}")), "{keys}: {e}");
+    }
+    for keys in [
+        "source = [\"10.0.0.0/8\"]\ndestination = [\"fd00::/8\", \"10.0.0.1\"]",
+        "payload = { offset_bytes = 65525, value = \"0202\" }",
+        "protocol = \"tcp\"\npayload = { offset_bytes = 65514, value = \"02\" }",
+        "payload_bytes_max = 2\npayload = { value = \"0202\" }",
+        "address = [\"10.0.0.1\"]\npayload_bytes_min = 65507",
+    ] {
+        assert!(Config::from_toml("x.toml", &format!("{RULE}{keys}\n")).is_ok(), "{keys}");
     }
     let e = error("[[priority.rules]]\nports = 80\n");
     assert_eq!(e, "x.toml:1: priority.rules[0]: missing field `priority`");
