@@ -164,7 +164,7 @@ impl Iot {
     }
 
     /// Takes a message whose last byte has arrived. Returns false if it is malformed.
-    fn accept_message(&mut self, cx: &Context<'_>, conn: Conn, head: &[u8; HEAD_BYTES]) -> bool {
+    fn accept_message(&mut self, cx: &mut Context<'_>, conn: Conn, head: &[u8; HEAD_BYTES]) -> bool {
         let Some(MessageHead { counter, is_request, is_urgent }) = MessageHead::parse(head) else {
             self.counters.malformed += 1;
             return false;
@@ -184,13 +184,17 @@ impl Iot {
         };
         let deadline = cx.now() + self.options.deadline();
         let message = Message { conn, key, counter, is_request, is_urgent, deadline, is_asking: false };
+        if self.backends[backend].pipeline.is_full() {
+            // What may be sent at once does not wait.
+            self.send_commands(cx, backend);
+        }
         self.backends[backend].pipeline.push(message, &mut self.ended);
         true
     }
 
     /// Splits received bytes into messages, and returns how many bytes were consumed; `None` if a message is
     /// malformed.
-    fn split(&mut self, cx: &Context<'_>, conn: Conn, data: &[u8]) -> Option<usize> {
+    fn split(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> Option<usize> {
         let mut bytes = data;
         let message_bytes = self.options.message_bytes as usize;
         let (mut have, mut head) = match self.active.get_mut(&conn) {

@@ -137,6 +137,11 @@ impl<C: Copy> Pipeline<C> {
         self.urgent.len() + self.ordinary.len()
     }
 
+    /// Returns whether as many messages wait as may wait.
+    pub fn is_full(&self) -> bool {
+        self.waiting() >= self.limits.waiting_max
+    }
+
     /// Returns the messages that have not ended and whose commands are in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.iter().filter(|sent| !sent.is_expired).count()
@@ -149,7 +154,7 @@ impl<C: Copy> Pipeline<C> {
 
     /// Adds a message. If the queue is full, the last ordinary message is shed; the new one if there is none.
     pub fn push(&mut self, message: Message<C>, ended: &mut Vec<Ended<C>>) {
-        if self.waiting() >= self.limits.waiting_max {
+        if self.is_full() {
             let shed = if message.is_urgent { self.ordinary.pop_back() } else { None };
             ended.push((shed.unwrap_or(message), Err(MessageError::Shed)));
             if shed.is_none() {

@@ -194,6 +194,24 @@ fn full_queue_sheds_ordinary_messages_first() {
     fixture.assert_reconciled();
 }
 
+/// What arrives in one segment is sent to an idle server, although only one message may wait.
+#[test]
+fn messages_that_can_be_sent_do_not_wait() {
+    if let Some(reason) = redis_unavailable() {
+        return skip("messages_that_can_be_sent_do_not_wait", &reason);
+    }
+    let redis = RedisServer::on_port(&[]);
+    let limits = "--queue-max 1 --in-flight-max 96 --deadline-ms 60000";
+    let mut fixture = open_clients(&format!("--redis {} {limits}", redis.address()), 1);
+    fixture.send(0, &message(1, REQUEST, ORDINARY));
+    fixture.run_until(|fixture| fixture.clients.handler().answers == 1);
+    let requests = [2, 3, 4, 5, 6].map(|number| message(number, REQUEST, ORDINARY));
+    fixture.send(0, &requests.concat());
+    fixture.run_until(|fixture| fixture.clients.handler().answers == 6);
+    assert_eq!(fixture.results()[0].answers(), [true; 6]);
+    assert_eq!(fixture.counters().failed_shed, 0);
+}
+
 #[test]
 fn refused_clients_of_redis_try_again() {
     if let Some(reason) = redis_unavailable() {
