@@ -1,8 +1,8 @@
 //! Writes an entry to the log when an interface of the stack loses its carrier, goes down or comes back, also
 //! if the stack transmits nothing meanwhile. Asks the kernel once a second.
 
-use ginnel::Config;
 use ginnel::config::DeviceKind;
+use ginnel::{Config, StopFlag};
 use ginnel_devices::interface::{LinkState, LinkStates};
 use std::collections::BTreeMap;
 
@@ -21,6 +21,8 @@ pub struct InterfaceWatch {
     /// Opened by the first look, in the thread that looks.
     states: Option<LinkStates>,
     interfaces: Vec<WatchedInterface>,
+    /// Set when the stack ends: it deletes the interfaces that it has created.
+    stop: Option<StopFlag>,
 }
 
 struct WatchedInterface {
@@ -38,7 +40,14 @@ impl InterfaceWatch {
             let last = (kind == DeviceKind::AfXdp).then_some(LinkState::Up);
             WatchedInterface { name, last }
         };
-        Self { states: None, interfaces: kernel_interfaces(config).into_iter().map(of).collect() }
+        let interfaces = kernel_interfaces(config).into_iter().map(of).collect();
+        Self { states: None, interfaces, stop: None }
+    }
+
+    /// Ends the watch when `stop` is set.
+    pub fn until(mut self, stop: &StopFlag) -> Self {
+        self.stop = Some(stop.clone());
+        self
     }
 
     /// Reads the states of the interfaces and writes what has changed.
@@ -49,13 +58,22 @@ impl InterfaceWatch {
         if self.states.is_none() {
             self.states = LinkStates::open().ok();
         }
-        let Some(states) = &mut self.states else { return };
-        for interface in &mut self.interfaces {
-            let entry = states.read(&interface.name).ok().and_then(|state| interface.entry(state));
-            if let Some(entry) = entry {
-                tracing::warn!("{entry}");
-            }
+        let Some(mut states) = self.states.take() else { return };
+        for entry in self.entries(|name| states.read(name).ok()) {
+            tracing::warn!("{entry}");
         }
+        self.states = Some(states);
+    }
+
+    /// Returns what has changed; nothing once the stack is about to end.
+    fn entries(&mut self, mut read: impl FnMut(&str) -> Option<LinkState>) -> Vec<String> {
+        let entries = self.interfaces.iter_mut().filter_map(|interface| {
+            let state = read(&interface.name)?;
+            interface.entry(state)
+        });
+        let entries = entries.collect();
+        // Looked at last: the interfaces exist at least until it is set.
+        if self.stop.as_ref().is_some_and(StopFlag::is_set) { Vec::new() } else { entries }
     }
 }
 
@@ -97,6 +115,22 @@ mod tests {
         }
         let mut xdp = WatchedInterface { name: "eth0".into(), last: Some(LinkState::Up) };
         assert_eq!(xdp.entry(LinkState::NoCarrier).as_deref(), Some("interface eth0 has no carrier"));
+    }
+
+    /// A stack that stops deletes its interfaces.
+    #[test]
+    fn stopping_stack_has_no_entries() {
+        let config = Config::from_toml("lab", "[[device]]\nname = \"tap0\"\nkind = \"tap\"").unwrap();
+        for is_stopping in [false, true] {
+            let stop = StopFlag::new().unwrap();
+            let mut watch = InterfaceWatch::new(&config).until(&stop);
+            assert!(watch.entries(|_| Some(LinkState::Up)).is_empty());
+            if is_stopping {
+                stop.stop();
+            }
+            let entries = watch.entries(|_| Some(LinkState::Missing));
+            assert_eq!(entries.len(), usize::from(!is_stopping), "{entries:?}");
+        }
     }
 
     #[test]

@@ -198,7 +198,8 @@ impl OpenedStack {
         stop: &StopFlag,
         act: impl FnOnce(&ServedStack<'_>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let Self { shards, broker, published, mut interfaces } = self;
+        let Self { shards, broker, published, interfaces } = self;
+        let mut interfaces = interfaces.until(stop);
         // The devices are open, so what happens to their interfaces from now on is a change.
         interfaces.update();
         let limit_watch = LimitWatch::start(published.dir().path(), interfaces);

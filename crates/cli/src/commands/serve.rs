@@ -130,7 +130,7 @@ pub fn run<H: Handler, R: Send>(
     let limit_watch = published.as_ref().map(|published| {
         log::open(published.dir().path(), &config.run);
         start_entries::write(&config, published.dir().name(), &format!("ginnel {program}"));
-        LimitWatch::start(published.dir().path(), InterfaceWatch::new(&config))
+        LimitWatch::start(published.dir().path(), InterfaceWatch::new(&config).until(&stop))
     });
     let shards = Shards::new(config).published(published).open();
     let result = shards.and_then(|shards| shards.run(&stop, handler, finish)).map_err(Failure::from);
