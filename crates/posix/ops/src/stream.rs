@@ -267,7 +267,7 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (_state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
-            let (conn, conn_state) = match state.sendable(file) {
+            let (conn, conn_state) = match state.sendable(file, false) {
                 // A write sends the SYN.
                 Err(Errno::AGAIN) => return state.syn_data_max(file).ok_or(Errno::AGAIN),
                 sendable => sendable?,
@@ -512,33 +512,36 @@ impl ProcessState {
     /// Returns the connection if data can be sent on it.
     ///
     /// # Errors
-    /// `EAGAIN` while it is being established, `EPIPE`, or the pending error.
+    /// `EAGAIN` while it is being established, `EPIPE`, or the pending error. If the call has sent bytes, which
+    /// its result tells (`has_sent`), the error stays pending for the next call (`sk_stream_error`).
     #[inline(always)]
-    pub fn sendable(&mut self, file: FileId) -> Result<(Conn, SocketState), Errno> {
-        self.sendable_after(file, 0)
-    }
-
-    /// As [`sendable`](Self::sendable), in a call that has sent `done` bytes already. Such a call returns
-    /// their number, and leaves the pending error to the next call (`tcp_sendmsg_locked`).
-    #[inline(always)]
-    fn sendable_after(&mut self, file: FileId, done: usize) -> Result<(Conn, SocketState), Errno> {
+    pub fn sendable(&mut self, file: FileId, has_sent: bool) -> Result<(Conn, SocketState), Errno> {
         let (conn, conn_state) = match self.socket_state(file) {
             Some(found) => found,
             None => {
                 self.files.socket(file)?;
-                return Err(self.send_error(file, done));
+                return Err(self.take_send_error(file, has_sent));
             }
         };
         let socket = self.files.socket(file)?;
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
         if failed || conn_state.is_closed() || socket.shutdown.write {
-            return Err(self.send_error(file, done));
+            return Err(self.take_send_error(file, has_sent));
         }
         if conn_state.is_connected() { Ok((conn, conn_state)) } else { Err(Errno::AGAIN) }
     }
 
-    fn send_error(&mut self, file: FileId, done: usize) -> Errno {
-        if done > 0 { Errno::PIPE } else { self.take_error(file).unwrap_or(Errno::PIPE) }
+    /// Returns the error of a call that cannot send (`sk_stream_error`): the pending error, or `EPIPE`.
+    #[cold]
+    fn take_send_error(&mut self, file: FileId, has_sent: bool) -> Errno {
+        if has_sent { Errno::PIPE } else { self.take_error(file).unwrap_or(Errno::PIPE) }
+    }
+
+    /// Returns the error of a call whose connection ended between two looks at it.
+    #[cold]
+    pub(crate) fn ended_send_error(&mut self, file: FileId, has_sent: bool) -> Errno {
+        self.notice_announced_end();
+        self.take_send_error(file, has_sent)
     }
 
     /// Writes what fits. Returns the total number of bytes once everything is written. `has_waited` tells
@@ -551,7 +554,7 @@ impl ProcessState {
         done: &Cell<usize>,
         has_waited: bool,
     ) -> Result<usize, Errno> {
-        let (conn, _) = self.sendable_after(file, done.get())?;
+        let (conn, _) = self.sendable(file, done.get() > 0)?;
         let end = done.get() + self.send_limit(file, conn, total - done.get(), has_waited);
         if done.get() < total {
             let range = done.get()..end;
@@ -562,7 +565,7 @@ impl ProcessState {
                     self.process_events();
                     return Err(Errno::AGAIN);
                 }
-                Err(_) => return Err(Errno::PIPE),
+                Err(_) => return Err(self.ended_send_error(file, done.get() > 0)),
             };
             done.set(done.get() + sent.map_err(efault)?);
         }

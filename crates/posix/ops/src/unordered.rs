@@ -182,7 +182,7 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
-            let (conn, _) = match state.sendable(file) {
+            let (conn, _) = match state.sendable(file, false) {
                 Err(Errno::AGAIN) => {
                     // A message is sent whole, on an established connection.
                     state.send_deferred_syn(file);
@@ -197,7 +197,7 @@ impl Ops {
                     Err(Errno::AGAIN)
                 }
                 Err(SendError::TooLong) => Err(Errno::MSGSIZE),
-                Err(_) => Err(Errno::PIPE),
+                Err(_) => Err(state.ended_send_error(file, false)),
             }
         });
         state.client.flush();

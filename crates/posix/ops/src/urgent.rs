@@ -186,7 +186,7 @@ impl Ops {
             scratch::with(|scratch| match gather(buffers, usize::MAX, &mut scratch.bytes) {
                 Ok(()) => match scratch.bytes.get(done..) {
                     Some(rest) if done == 0 || !rest.is_empty() => {
-                        self.send_urgent_bytes(state, file, rest, timeout)
+                        self.send_urgent_bytes(state, file, rest, timeout, done > 0)
                     }
                     _ => (state, Ok(0)),
                 },
@@ -206,15 +206,17 @@ impl Ops {
         file: FileId,
         bytes: &[u8],
         timeout: Timeout,
+        has_sent: bool,
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
-            let (conn, _) = state.sendable(file)?;
+            let has_sent = has_sent || done.get() > 0;
+            let (conn, _) = state.sendable(file, has_sent)?;
             match state.client.send_urgent(conn, &bytes[done.get()..]) {
                 Ok(sent) => done.set(done.get() + sent),
                 Err(ginnel::SendError::Full) => return Err(Errno::AGAIN),
-                Err(_) => return Err(Errno::PIPE),
+                Err(_) => return Err(state.ended_send_error(file, has_sent)),
             }
             if done.get() == bytes.len() { Ok(()) } else { Err(Errno::AGAIN) }
         });

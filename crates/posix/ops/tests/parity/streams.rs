@@ -56,6 +56,29 @@ pub fn reset_is_reported_once(w: &mut Fixture<'_>) {
     w.log("error", w.a.getsockopt(a, libc::SOL_SOCKET, libc::SO_ERROR));
 }
 
+/// A reset ends a call that waits for space after it has sent something. The call returns how much it has
+/// sent; the next one reports the reset, and only the one after that is `EPIPE` with its signal.
+pub fn reset_while_a_sender_waits(w: &mut Fixture<'_>) {
+    const LEN: usize = 64 << 20;
+    let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
+    for flags in [MSG_NOSIGNAL, MSG_NOSIGNAL | libc::MSG_OOB] {
+        let (a, b) = w.connection();
+        w.b.setsockopt(b, SOL_SOCKET, libc::SO_LINGER, &linger).unwrap();
+        let sent = std::thread::scope(|scope| {
+            let sys = w.a;
+            let sender = scope.spawn(move || sys.send(a, &vec![0; LEN], flags));
+            w.settle();
+            w.b.close(b).unwrap();
+            sender.join().unwrap()
+        });
+        w.log("sent in part", sent.is_ok_and(|sent| sent > 0 && sent < LEN));
+        w.log("poll", w.ready(w.a, a));
+        w.log("next send", w.a.send(a, b"x", MSG_NOSIGNAL));
+        w.log("last send", w.a.send(a, b"x", MSG_NOSIGNAL));
+        w.log("recv", w.a.recv(a, 1, 0));
+    }
+}
+
 pub fn close_with_unread_data_resets(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     w.b.send(b, b"never read", 0).unwrap();
@@ -553,6 +576,7 @@ pub mod tests {
         bytes_in_both_directions
         eof_follows_the_data
         reset_is_reported_once
+        reset_while_a_sender_waits
         close_with_unread_data_resets
         data_before_a_reset_arrives
         connect_works_after_refusal
