@@ -242,6 +242,80 @@ print(sum(ask(i) for i in range(150)), sum(ask_datagram(i) for i in range(20)))"
     assert!(!text.contains("could not be opened again"), "{text}");
 }
 
+/// Calls that wait for an answer of the shards when these die wait for the next shards, and are made again. A
+/// sender that waits for space reports the reset before `EPIPE`, whose signal would end it.
+#[test]
+fn calls_in_progress_are_made_again() {
+    if skipped("calls_in_progress_are_made_again") {
+        return;
+    }
+    let fixture = Fixture::new("in-progress");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let script = "
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+at = ('127.0.0.1', 0)
+def datagrams(*address):
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for a in address: u.bind(a)
+    return u
+def stream():
+    s = socket.socket(); s.bind(at); return s
+def group():
+    u = datagrams(('', 0)); g = socket.inet_aton('239.1.1.1') + socket.inet_aton('127.0.0.1')
+    return lambda: [u.setsockopt(0, n, g) for n in (socket.IP_ADD_MEMBERSHIP, socket.IP_DROP_MEMBERSHIP)]
+def listen():
+    s = stream(); return lambda: (s.listen(), socket.create_connection(s.getsockname()))
+def listen_again():
+    s = stream(); s.listen(1); return lambda: (s.listen(9), socket.create_connection(s.getsockname()))
+def bind(): u = datagrams(); return lambda: (u.bind(at), u.connect(u.getsockname()), u.send(b'x'), u.recv(9))
+def connect_new(): u = datagrams(); return lambda: (u.connect(('127.0.0.1', 9)), u.getpeername())
+def connect_bound(): u = datagrams(at); return lambda: (u.connect(u.getsockname()), u.send(b'x'), u.recv(9))
+def send(): u = datagrams(); return lambda: u.sendto(b'x', ('127.0.0.1', 9))
+def reserve():
+    s = socket.socket(); return lambda: (s.bind(at), s.listen(), socket.create_connection(s.getsockname()))
+def full():
+    l = server('127.0.0.1', 0); c = socket.create_connection(l.getsockname()); l.accept()
+    def fill():
+        try:
+            while True: c.send(bytes(100000))
+        except ConnectionResetError: pass
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        try: c.send(b'x')
+        except BrokenPipeError: return
+        raise OSError('no EPIPE')
+    return fill
+for kind in (group, listen, listen_again, bind, connect_new, connect_bound, send, reserve, full):
+    if os.fork(): continue
+    call = kind(); open('ready-' + kind.__name__, 'w').close()
+    # The sender fills the window while the shards run.
+    while kind is not full and not os.path.exists('stopped'): time.sleep(0.01)
+    try: call(); print(kind.__name__, 'ok', flush=True)
+    except OSError as error: print(kind.__name__, error, flush=True)
+    os._exit(0)
+for _ in range(9): print(os.wait()[1], flush=True)";
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    let ready = || {
+        let names = fs::read_dir(fixture.path())
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter(|name| name.starts_with("ready-")).count() == 9
+    };
+    wait_until("all are ready", ready);
+    std::thread::sleep(Duration::from_millis(300));
+    let supervisor = supervisor(&fixture);
+    signal(shard_process(supervisor).unwrap(), "STOP");
+    fs::write(fixture.path().join("stopped"), "").unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    kill_shards(supervisor);
+    let output = program.wait_for_output();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<&str> = printed.lines().collect();
+    lines.sort_unstable();
+    let expected = "0 0 0 0 0 0 0 0 0 bind ok connect_bound ok connect_new ok full ok group ok listen ok listen_again ok \
+         reserve ok send ok";
+    assert_eq!(lines.join(" "), expected, "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// A child that a handler forks in the middle of a call shares nothing with its parent, on the first shards
 /// and on later ones.
 #[test]

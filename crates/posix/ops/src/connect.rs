@@ -245,10 +245,10 @@ impl Ops {
         }
         let is_stack_address = (self.config.is_stack_address)(to.ip());
         let result = if is_stack_address {
-            match state.start_connect(file, to, self.config.kernel_listen, is_fast) {
-                Err(Errno::NETDOWN) if state.has_restarted() => {
-                    state.start_connect(file, to, self.config.kernel_listen, is_fast)
-                }
+            let or_kernels = self.config.kernel_listen;
+            let begun =
+                state.request_over_restarts(|state| state.start_connect(file, to, or_kernels, is_fast));
+            match begun {
                 // No host has port 0. The socket has got a port before its SYN is refused.
                 Err(Errno::CONNREFUSED) => state.choose_port_in_vain(file).and(Err(Errno::CONNREFUSED)),
                 result => result,
@@ -358,7 +358,9 @@ impl ProcessState {
         sharing: AddressSharing,
     ) -> Result<(), Errno> {
         // Checks whether the address belongs to the stack.
-        let reserved = self.client.reserve(address, sharing).map_err(|e| errno_of(&e))?;
+        let reserved = self.request_over_restarts(|state| {
+            state.client.reserve(address, sharing).map_err(|e| errno_of(&e))
+        })?;
         let _ = self.client.unreserve(reserved);
         self.keep_bound_without_port(file, address);
         Ok(())
@@ -417,6 +419,16 @@ impl ProcessState {
 
     /// Reserves an address for a socket that is not bound.
     pub fn reserve(
+        &mut self,
+        file: FileId,
+        address: SocketAddr,
+        sharing: AddressSharing,
+        kernel: Option<RawFd>,
+    ) -> Result<(), Errno> {
+        self.request_over_restarts(|state| state.try_reserve(file, address, sharing, kernel))
+    }
+
+    fn try_reserve(
         &mut self,
         file: FileId,
         address: SocketAddr,

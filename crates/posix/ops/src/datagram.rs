@@ -179,7 +179,7 @@ impl Ops {
             state.cork(file, message, buffers)?;
             return Ok(len);
         }
-        self.send_datagram(state, file, udp, message, buffers, timeout)
+        self.send_datagram(state, file, message, buffers, timeout)
     }
 
     /// Sends a datagram through the stack.
@@ -187,7 +187,6 @@ impl Ops {
         &self,
         mut state: LockGuard<'_>,
         file: FileId,
-        udp: UdpSocket,
         message: UdpMessage,
         buffers: &[UserSlice<'_>],
         timeout: Timeout,
@@ -220,7 +219,7 @@ impl Ops {
             let mut bytes = Vec::new();
             let gathered = gather(buffers, DATAGRAM_BYTES_MAX, &mut bytes).map_err(efault);
             let stamp = state.take_stamp_request(file);
-            let sent = gathered.and_then(|_| state.send_synchronously(file, (udp, message), &bytes, stamp));
+            let sent = gathered.and_then(|_| state.send_synchronously(file, message, &bytes, stamp));
             match (sent, stamp) {
                 (Ok(()), _) => {
                     let to = remote.ip();
@@ -247,12 +246,8 @@ impl Ops {
             }
             // The handle changes if the shards are started again.
             let SocketRole::Udp(udp) = state.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
-            let conn = udp.conn;
-            state
-                .client
-                .udp_send_queued(conn, &args, departs_us, buffers)
-                .map_err(errno::udp)?
-                .map_err(efault)
+            let sent = state.client.udp_send_queued(udp.conn, &args, departs_us, buffers);
+            sent.map_err(|error| state.udp_request_error(error))?.map_err(efault)
         });
         state.client.flush();
         result.map(|()| len)
@@ -536,16 +531,6 @@ const DATAGRAM_BYTES_MAX: usize = 0xffff;
 const HEADERS_BYTES: usize = 20 + UDP_HEADER_BYTES;
 const UDP_HEADER_BYTES: usize = 8;
 
-/// Returns the error number for a datagram or a connection to `to`. The families of the addresses do not
-/// match if the socket has an IPv6 address, and the destination is an IPv4 address, or the reverse
-/// (`ip6_dst_lookup_tail`, `udpv6_sendmsg`).
-fn errno_towards(error: UdpError, to: SocketAddr) -> Errno {
-    match error {
-        UdpError::WrongFamily if to.is_ipv4() => Errno::NETUNREACH,
-        error => errno::udp(error),
-    }
-}
-
 fn any_address(family: Family, to: Option<SocketAddr>) -> SocketAddr {
     match (family, to) {
         // An IPv6 socket also receives over IPv4, unless `IPV6_V6ONLY` is set.
@@ -555,6 +540,16 @@ fn any_address(family: Family, to: Option<SocketAddr>) -> SocketAddr {
 }
 
 impl ProcessState {
+    /// Returns the error number for a datagram or a connection to `to`. The families of the addresses do not
+    /// match if the socket has an IPv6 address, and the destination is an IPv4 address, or the reverse
+    /// (`ip6_dst_lookup_tail`, `udpv6_sendmsg`). `ENETDOWN` if the shards have ended.
+    fn errno_towards(&mut self, error: UdpError, to: SocketAddr) -> Errno {
+        match error {
+            UdpError::WrongFamily if to.is_ipv4() => Errno::NETUNREACH,
+            error => self.udp_request_error(error),
+        }
+    }
+
     /// Opens the stack's side of a UDP socket; `to` is its first peer, if it has one already.
     fn open_udp(
         &mut self,
@@ -565,6 +560,21 @@ impl ProcessState {
         to: Option<IpAddr>,
     ) -> Result<(), Errno> {
         self.check_stack_alive();
+        self.request_over_restarts(|state| {
+            // The former shards had opened it, and it was opened again.
+            let is_open = matches!(state.files.socket(file)?.role, SocketRole::Udp(_));
+            if is_open { Ok(()) } else { state.try_open_udp(file, address, bound, kernel, to) }
+        })
+    }
+
+    fn try_open_udp(
+        &mut self,
+        file: FileId,
+        address: SocketAddr,
+        bound: bool,
+        kernel: Option<RawFd>,
+        to: Option<IpAddr>,
+    ) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let options = socket.options.udp_options(socket.family);
         socket.options.applied_udp = Some(options);
@@ -611,14 +621,18 @@ impl ProcessState {
     }
 
     fn connect_udp(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
+        self.request_over_restarts(|state| state.try_connect_udp(file, to))
+    }
+
+    fn try_connect_udp(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
         let family = self.files.socket(file)?.family;
         if !matches!(self.files.socket(file)?.role, SocketRole::Udp(_)) {
             let local = self.address_without_port(file)?.unwrap_or(family.unspecified());
             self.open_udp(file, local, false, None, Some(to.ip()))?;
         }
-        let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role else { return Err(Errno::BADF) };
-        let conn = udp.conn;
-        self.client.udp_connect(conn, to).map_err(|error| errno_towards(error, to))?;
+        let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
+        let connected = self.client.udp_connect(udp.conn, to);
+        connected.map_err(|error| self.errno_towards(error, to))?;
         if let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role {
             udp.peer = Some(to);
         }
@@ -639,8 +653,8 @@ impl ProcessState {
         config: &OpsConfig,
     ) -> Result<bool, Errno> {
         if !address.ip().is_unspecified() {
-            let is_own = (config.is_stack_address)(address.ip())
-                && self.probe_udp(address, UdpOptions::default(), None).is_ok();
+            let probe = |state: &mut Self| state.probe_udp(address, UdpOptions::default(), None);
+            let is_own = (config.is_stack_address)(address.ip()) && self.request_over_restarts(probe).is_ok();
             if !is_own && config.kernel_listen {
                 return Ok(false);
             }
@@ -783,7 +797,7 @@ impl ProcessState {
     fn send_synchronously(
         &mut self,
         file: FileId,
-        (udp, message): (UdpSocket, UdpMessage),
+        message: UdpMessage,
         bytes: &[u8],
         stamp: Option<StampRequest>,
     ) -> Result<(), Errno> {
@@ -795,23 +809,18 @@ impl ProcessState {
             None => state.client.udp_send_with(conn, &args, bytes).map(|()| None),
             Some(_) => state.client.udp_send_timed(conn, &args, bytes).map(Some),
         };
-        let mut conn = udp.conn;
-        let mut sent = send(self, conn);
-        if sent == Err(UdpError::Stale) && self.has_restarted() {
-            let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
-            conn = udp.conn;
-            sent = send(self, conn);
-        }
-        if sent == Err(UdpError::Stale) && self.client.is_stack_gone() {
-            return Err(Errno::NETDOWN);
-        }
-        if sent == Err(UdpError::DeviceFull) {
-            // The destination can be reached. Later datagrams wait behind this one, in the channel.
-            self.note_destination(file, remote);
-            self.note_sent_length(file, bytes.len());
-            self.files.socket(file)?.udp_send.get_or_insert_default().waits_for_device = true;
-        }
-        let times = sent.map_err(|error| errno_towards(error, remote))?;
+        let (conn, times) = self.request_over_restarts(|state| {
+            // The handle changes if the shards are started again.
+            let SocketRole::Udp(udp) = state.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
+            let sent = send(state, udp.conn);
+            if matches!(sent, Err(UdpError::DeviceFull)) {
+                // The destination can be reached. Later datagrams wait behind this one, in the channel.
+                state.note_destination(file, remote);
+                state.note_sent_length(file, bytes.len());
+                state.files.socket(file)?.udp_send.get_or_insert_default().waits_for_device = true;
+            }
+            sent.map(|times| (udp.conn, times)).map_err(|error| state.errno_towards(error, remote))
+        })?;
         self.note_destination(file, remote);
         self.note_sent_length(file, bytes.len());
         if let (Some(stamp), Some(times)) = (stamp, times) {

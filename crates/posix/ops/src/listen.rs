@@ -7,6 +7,7 @@ use crate::descriptor;
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, FileKind, Listener, ShutdownState, Socket, SocketRole, Stream, UrgentState};
 use crate::kernel_socket;
+use crate::lock::LockGuard;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family, SockaddrBytes};
@@ -36,6 +37,21 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         // As in Linux, which compares it as unsigned, a negative backlog is the maximum.
         let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
+        loop {
+            let restarts = state.restarts;
+            let result = self.try_listen(&mut state, (fd, file), backlog);
+            if !state.is_request_lost(restarts, &result) {
+                return result;
+            }
+        }
+    }
+
+    fn try_listen(
+        &self,
+        state: &mut LockGuard<'_>,
+        (fd, file): (RawFd, FileId),
+        backlog: u32,
+    ) -> Result<(), Errno> {
         let socket = state.files.socket(file)?;
         let sharing = socket.options.sharing(socket.family);
         // An address without a port survives a disconnect (`SOCK_BINDADDR_LOCK`).

@@ -223,9 +223,13 @@ impl Ops {
                 let family = state.files.socket(file)?.options.multicast.family_mut(v4);
                 (family.interface, family.address) = (selected, interface.address);
             }
-            _ if let Some(request) = MembershipRequest::read(level, name, value)? => {
-                self.change_membership(&mut state, file, (level, name), value, &request)?;
-            }
+            _ if let Some(request) = MembershipRequest::read(level, name, value)? => loop {
+                let restarts = state.restarts;
+                let changed = self.change_membership(&mut state, file, (level, name), value, &request);
+                if !state.is_request_lost(restarts, &changed) {
+                    break changed?;
+                }
+            },
             _ => {
                 state.files.socket(file)?.options.multicast.set_number(level, name, value)?;
                 state.remember_setting(file, level, name, value);
@@ -277,10 +281,8 @@ impl Ops {
             return Err(Errno::NOBUFS);
         }
         if let SocketRole::Udp(udp) = state.files.socket(file)?.role {
-            state
-                .client
-                .udp_set_membership(udp.conn, link, request.group, filter)
-                .map_err(ginnel::errno::udp)?;
+            let set = state.client.udp_set_membership(udp.conn, link, request.group, filter);
+            set.map_err(|error| state.udp_request_error(error))?;
         }
         *state.files.socket(file)?.options.multicast.family_mut(v4) = family;
         Ok(())
@@ -407,7 +409,8 @@ impl ProcessState {
         for MembershipEntry { link, group, .. } in multicast.memberships() {
             let filter =
                 multicast.family(group.is_ipv4()).and_then(|state| state.memberships.filter(*link, *group));
-            self.client.udp_set_membership(udp.conn, *link, *group, filter).map_err(ginnel::errno::udp)?;
+            let set = self.client.udp_set_membership(udp.conn, *link, *group, filter);
+            set.map_err(|error| self.udp_request_error(error))?;
         }
         Ok(())
     }

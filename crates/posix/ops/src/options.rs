@@ -645,7 +645,8 @@ impl ProcessState {
             socket.options.applied_udp = Some(options);
             // What was permitted before may not be now.
             self.forget_destinations(file);
-            self.client.udp_set_options(udp.conn, options).map_err(ginnel::errno::udp)?;
+            let set = self.client.udp_set_options(udp.conn, options);
+            set.map_err(|error| self.udp_request_error(error))?;
         }
         Ok(())
     }

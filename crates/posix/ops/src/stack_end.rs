@@ -6,8 +6,8 @@ use crate::process::ProcessState;
 use crate::sleep::Timeout;
 use crate::standard_error::write_line;
 use core::time::Duration;
-use ginnel::Error;
 use ginnel::broker::Refusal;
+use ginnel::{Error, UdpError};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::time::Instant;
@@ -113,6 +113,38 @@ impl ProcessState {
             self.notice_stack_end();
         }
         self.restarts != before
+    }
+
+    /// Makes a request of the stack. If the shards end before they have answered, waits until they were
+    /// started again, and makes the request once more. A socket that the former shards had opened for it is
+    /// lost with them, or was opened again.
+    ///
+    /// # Errors
+    /// Those of the request; `ENETDOWN` if the stack is gone.
+    pub fn request_over_restarts<T>(
+        &mut self,
+        mut request: impl FnMut(&mut Self) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        loop {
+            let before = self.restarts;
+            let result = request(self);
+            if !self.is_request_lost(before, &result) {
+                return result;
+            }
+        }
+    }
+
+    /// Returns whether a request must be made once more, because the shards ended before they answered, and
+    /// were started again. `restarts` is the number of restarts before the request.
+    pub fn is_request_lost<T>(&mut self, restarts: u32, result: &Result<T, Errno>) -> bool {
+        // The request itself may have noticed the restart.
+        matches!(result, Err(Errno::NETDOWN)) && (self.restarts != restarts || self.has_restarted())
+    }
+
+    /// Returns the error of a request about a UDP socket: `ENETDOWN` if the shards have ended.
+    pub fn udp_request_error(&mut self, error: UdpError) -> Errno {
+        let has_ended = error == UdpError::Stale && self.have_shards_ended();
+        if has_ended { Errno::NETDOWN } else { ginnel::errno::udp(error) }
     }
 
     /// Notices the end of the stack if it was announced. For calls that may never sleep, and that do not fail

@@ -67,14 +67,14 @@ impl Ops {
     ) -> Result<(), Errno> {
         let socket = state.files.socket(file)?;
         let corked = socket.udp_send.as_mut().and_then(|udp_send| udp_send.corked.take());
-        let (Some(CorkedDatagram { message, bytes, stamp }), SocketRole::Udp(udp)) = (corked, socket.role)
+        let (Some(CorkedDatagram { message, bytes, stamp }), SocketRole::Udp(_)) = (corked, socket.role)
         else {
             return Ok(());
         };
         if stamp.is_some() || socket.udp_send.as_ref().is_some_and(|udp_send| udp_send.tx_stamps.is_on) {
             state.set_corked_stamp(file, stamp);
         }
-        self.send_datagram(state, file, udp, message, &[UserSlice::new(&bytes)], timeout).map(|_| ())
+        self.send_datagram(state, file, message, &[UserSlice::new(&bytes)], timeout).map(|_| ())
     }
 }
 
