@@ -61,11 +61,26 @@ impl InspectedProcess {
     /// Finds the process with this id.
     ///
     /// # Errors
-    /// No process has this id.
+    /// No process has this id, or it has ended.
     pub fn find(pid: u32) -> Result<Self, Failure> {
         let name = fs::read_to_string(format!("/proc/{pid}/comm"));
         let name = name.map_err(|_| Failure::running(format!("no process has the id {pid}")))?;
-        Ok(Self { pid, name: name.trim_end().into() })
+        let this = Self { pid, name: name.trim_end().into() };
+        let field = |name: &str| this.status_field(name);
+        if field("State:").is_some_and(|state| state.starts_with('Z')) {
+            return Err(Failure::running(format!(
+                "process {pid} ({}) has ended, and waits for its parent (process {}) to take its exit status",
+                this.name,
+                field("PPid:").unwrap_or_default()
+            )));
+        }
+        Ok(this)
+    }
+
+    /// Returns the value of a field of `/proc/PID/status` (proc_pid_status(5)).
+    fn status_field(&self, name: &str) -> Option<String> {
+        let status = fs::read_to_string(self.proc_path("status")).ok()?;
+        Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim().into())
     }
 
     fn proc_path(&self, file: &str) -> PathBuf {
@@ -196,6 +211,8 @@ mod tests {
     use super::*;
     use ginnel::broker::Refusal;
     use rustix::io::Errno;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
 
     /// Returns whether the parts of a pattern, which "…", "NAME" and "N" separate, are in a text in their
     /// order.
@@ -288,5 +305,26 @@ mod tests {
         let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
         assert!(this.sockets().unwrap().iter().any(|(known, inode)| *known == fd && *inode != 0));
         assert!(InspectedProcess::find(4_194_304).is_err());
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_not_examined() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let (pid, until) = (child.id(), Instant::now() + Duration::from_secs(10));
+        let failure = loop {
+            match InspectedProcess::find(pid) {
+                Err(failure) => break failure.to_string(),
+                Ok(_) => assert!(Instant::now() < until, "it is not found to have ended"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let parent = std::process::id();
+        let ends_with =
+            format!(") has ended, and waits for its parent (process {parent}) to take its exit status");
+        assert!(
+            failure.starts_with(&format!("process {pid} (")) && failure.ends_with(&ends_with),
+            "{failure}"
+        );
+        child.wait().unwrap();
     }
 }
