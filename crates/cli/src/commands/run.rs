@@ -42,8 +42,8 @@ const HELP: &str = "\
 Exit status:
   That of the program; 128 plus the number of the signal that ended it.
   125  the program cannot use the stack, and --on-missing is \"fail\"; or the program's own stack has ended it
-       (--on-stack-death kill). With --stack, the program takes the place of \"ginnel run\": it ends by the signal
-       of the stack (143 for SIGTERM, 137 for SIGKILL), and \"ginnel log NAME\" tells the cause
+       (--on-stack-death kill). With --stack, the program takes the place of \"ginnel run\": it ends by the
+       signal of the stack (143 for SIGTERM, 137 for SIGKILL), and \"ginnel log NAME\" tells the cause
   126  the program cannot be executed
   127  the program was not found
   2    wrong options or configuration

@@ -512,8 +512,8 @@ impl ProcessState {
     /// Returns the connection if data can be sent on it.
     ///
     /// # Errors
-    /// `EAGAIN` while it is being established, `EPIPE`, or the pending error. If the call has sent bytes, which
-    /// its result tells (`has_sent`), the error stays pending for the next call (`sk_stream_error`).
+    /// `EAGAIN` while it is being established, `EPIPE`, or the pending error. If the call has sent bytes
+    /// (`has_sent`), which its result tells, the error stays pending for the next call (`sk_stream_error`).
     #[inline(always)]
     pub fn sendable(&mut self, file: FileId, has_sent: bool) -> Result<(Conn, SocketState), Errno> {
         let (conn, conn_state) = match self.socket_state(file) {
