@@ -274,14 +274,14 @@ def send(): u = datagrams(); return lambda: u.sendto(b'x', ('127.0.0.1', 9))
 def reserve():
     s = socket.socket(); return lambda: (s.bind(at), s.listen(), socket.create_connection(s.getsockname()))
 def full():
-    l = server('127.0.0.1', 0); c = socket.create_connection(l.getsockname()); l.accept()
+    l = server('127.0.0.1', 0); c = socket.create_connection(l.getsockname()); peer = l.accept()
     def fill():
         try:
             while True: c.send(bytes(100000))
         except ConnectionResetError: pass
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         try: c.send(b'x')
-        except BrokenPipeError: return
+        except BrokenPipeError: return peer
         raise OSError('no EPIPE')
     return fill
 for kind in (group, listen, listen_again, bind, connect_new, connect_bound, send, reserve, full):
@@ -289,10 +289,11 @@ for kind in (group, listen, listen_again, bind, connect_new, connect_bound, send
     call = kind(); open('ready-' + kind.__name__, 'w').close()
     # The sender fills the window while the shards run.
     while kind is not full and not os.path.exists('stopped'): time.sleep(0.01)
-    try: call(); print(kind.__name__, 'ok', flush=True)
-    except OSError as error: print(kind.__name__, error, flush=True)
+    try: call(); result = 'ok'
+    except OSError as error: result = error
+    os.write(1, f'{kind.__name__} {result}\\n'.encode())
     os._exit(0)
-for _ in range(9): print(os.wait()[1], flush=True)";
+for _ in range(9): os.write(1, f'{os.wait()[1]}\\n'.encode())";
     let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
     let ready = || {
         let names = fs::read_dir(fixture.path())
