@@ -62,6 +62,17 @@ const LIMITS: &[Limit] = &[
         keys: "tcp.connections_max",
     },
     Limit {
+        counter: "tcp.connects_refused",
+        effect: "connections could not be opened",
+        keys: "tcp.connections_max",
+    },
+    Limit {
+        counter: "tcp.ports_exhausted",
+        effect: "connections found no free local port towards their peer",
+        keys: "tcp.local_port_first, tcp.local_port_last",
+    },
+    Limit { counter: "tcp.listeners_refused", effect: "listeners were refused", keys: "tcp.listeners_max" },
+    Limit {
         counter: "tcp.half_open_overflows",
         effect: "SYNs were answered with cookies, or dropped",
         keys: "tcp.half_open_max, or the backlog of the listener",
@@ -125,6 +136,16 @@ const LIMITS: &[Limit] = &[
         counter: "ip.router_advertisement_limits",
         effect: "prefixes or routers of advertisements were ignored",
         keys: "network.autoconf_addresses_max, network.autoconf_routes_max",
+    },
+    Limit {
+        counter: "udp.sockets_refused",
+        effect: "UDP sockets were refused",
+        keys: "network.udp_sockets_max",
+    },
+    Limit {
+        counter: "udp.ports_exhausted",
+        effect: "UDP sockets found no free port",
+        keys: "network.udp_port_first, network.udp_port_last",
     },
     Limit {
         counter: "udp.memberships_refused",

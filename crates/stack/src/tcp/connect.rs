@@ -50,7 +50,10 @@ impl Tcp {
         let opened = self
             .choose_key(net.steering(), remote, route.src, port, options.is_ephemeral_port)
             .and_then(|(key, hash, reused)| {
-                let idx = self.insert_connection(&key, hash, profile).ok_or(ConnectError::TooMany)?;
+                let Some(idx) = self.insert_connection(&key, hash, profile) else {
+                    self.stats.connects_refused += 1;
+                    return Err(ConnectError::TooMany);
+                };
                 if let Some(index) = reused {
                     self.end_time_wait(index);
                     self.stats.time_wait_reused += 1;
@@ -137,6 +140,7 @@ impl Tcp {
                 return Ok((key, hash, reused));
             }
         }
+        self.stats.ports_exhausted += 1;
         Err(ConnectError::PortsExhausted)
     }
 

@@ -471,7 +471,10 @@ impl Tcp {
         self.note_profile(profile);
         let of = (profile, self.profiles.get(profile));
         self.held_syns.on_listen(self.now);
-        self.listeners.add(addr, options, of).inspect_err(|_| self.profiles.release(profile))
+        self.listeners.add(addr, options, of).inspect_err(|error| {
+            self.stats.listeners_refused += u64::from(*error == ListenError::TooMany);
+            self.profiles.release(profile);
+        })
     }
 
     /// Sets the options with which later connections begin.

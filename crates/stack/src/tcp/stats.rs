@@ -78,6 +78,13 @@ counters! {
         cookies_failed,
         /// SYNs dropped at `connections_max`.
         connection_overflows,
+        /// Connections that could not be opened from here at `connections_max`.
+        connects_refused,
+        /// Connections that could not be opened from here because this shard had no free local port towards
+        /// their peer.
+        ports_exhausted,
+        /// Listeners that were refused at `listeners_max`.
+        listeners_refused,
         /// TIME-WAIT entries removed early at `time_wait_max`.
         time_wait_overflows,
         /// TIME-WAIT entries replaced by a new connection.

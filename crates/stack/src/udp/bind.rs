@@ -63,7 +63,13 @@ impl Udp {
             return Err(UdpError::AddressNotAvailable);
         }
         let port = match local.port() {
-            0 => self.choose_ephemeral_port(network, local, &options).ok_or(UdpError::AddressNotAvailable)?,
+            0 => match self.choose_ephemeral_port(network, local, &options) {
+                Some(port) => port,
+                None => {
+                    self.stats.ports_exhausted += 1;
+                    return Err(UdpError::AddressNotAvailable);
+                }
+            },
             port if self.is_port_in_use(SocketAddr::new(ip, port), &options) => {
                 return Err(UdpError::AddressInUse);
             }
@@ -76,7 +82,10 @@ impl Udp {
                 // Cannot truncate: sockets_max is at most 2^20.
                 (self.slots.len() - 1) as u32
             }
-            None => return Err(UdpError::TooManySockets),
+            None => {
+                self.stats.sockets_refused += 1;
+                return Err(UdpError::TooManySockets);
+            }
         };
         let slot = &mut self.slots[index as usize];
         slot.socket = Some(UdpSocket {

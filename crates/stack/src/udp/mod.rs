@@ -135,6 +135,10 @@ counters! {
         /// Memberships and sources of filters that were refused because all sockets together had reached the
         /// limit.
         memberships_refused,
+        /// Sockets that were refused at `udp_sockets_max`.
+        sockets_refused,
+        /// Sockets without a port that were refused because this shard had no free ephemeral port.
+        ports_exhausted,
         /// ICMP errors about datagrams of no known socket.
         foreign_errors,
     }

@@ -505,6 +505,7 @@ fn sockets_are_limited_and_slots_reused() {
     let first = s.bind(ANY_V4, 1);
     s.bind(ANY_V4, 2);
     assert_eq!(s.bind_with(ANY_V4, 3, options()), Err(UdpError::TooManySockets));
+    assert_eq!(s.udp.stats().sockets_refused, 1);
     s.udp.close(first).unwrap();
     assert_eq!(s.bind(ANY_V4, 3).index, first.index);
 }

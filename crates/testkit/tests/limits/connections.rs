@@ -69,7 +69,8 @@ fn connect_fails_at_connection_limit() {
             reset(&mut sim, oldest);
             open_conns.push(open(&mut sim).expect("a free connection"));
         }
-        assert_eq!(sim.hosts[CLIENT].stack.tcp_stats().active_opens, 52);
+        let stats = sim.hosts[CLIENT].stack.tcp_stats();
+        assert_eq!((stats.active_opens, stats.connects_refused), (52, 50));
         assert_eq!(sim.hosts[CLIENT].stack.usage().connections, 2);
     }
 }
@@ -125,6 +126,7 @@ fn exhausted_local_ports_are_reusable_after_close() {
     let (now, full, other) = (sim.now, server(&sim, false, 80), server(&sim, false, 81));
     let stack = &mut sim.hosts[CLIENT].stack;
     assert_eq!(stack.connect(now, full, &ConnectOptions::default()), Err(ConnectError::PortsExhausted));
+    assert_eq!(stack.tcp_stats().ports_exhausted, 1);
     assert!(
         stack.connect(now, other, &ConnectOptions::default()).is_ok(),
         "the ports are free towards other addresses"

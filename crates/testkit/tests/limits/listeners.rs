@@ -32,6 +32,7 @@ fn listener_beyond_limit_is_refused() {
     let mut listeners: Vec<_> = (1..=3).map(|port| p.stack.listen(at(port), options).unwrap()).collect();
     assert_eq!(p.stack.listen(at(4), options), Err(ListenError::TooMany));
     assert_eq!(p.stack.listen(at(3), options), Err(ListenError::AddressInUse), "the better reason");
+    assert_eq!(p.stack.tcp_stats().listeners_refused, 1);
     assert!(is_open(&mut p, 1) && is_open(&mut p, 2) && is_open(&mut p, 3) && !is_open(&mut p, 4));
     for port in 4..200 {
         let oldest = listeners.remove(0);

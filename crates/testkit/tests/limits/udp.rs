@@ -50,6 +50,7 @@ fn exhausted_udp_ports_are_reusable() {
     let mut sim = server_with(|c| (c.network.udp_port_first, c.network.udp_port_last) = (50_000, 50_009));
     let sockets: Vec<_> = (0..10).map(|_| bind(&mut sim, SERVER, ANY).unwrap()).collect();
     assert_eq!(bind(&mut sim, SERVER, ANY), Err(UdpError::AddressNotAvailable));
+    assert_eq!(sim.hosts[SERVER].stack.udp_stats().ports_exhausted, 1);
     let freed = sim.hosts[SERVER].stack.udp_local(sockets[4]).unwrap();
     sim.hosts[SERVER].stack.udp_close(sockets[4]).unwrap();
     let new_socket = bind(&mut sim, SERVER, ANY).unwrap();
