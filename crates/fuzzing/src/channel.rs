@@ -272,6 +272,7 @@ impl HostileDomain {
                     to: Some(peer),
                     source: None,
                     gso_size: (word >> 40) as u16,
+                    flow_label: None,
                     hop_limit: byte_if(5),
                     tos: byte_if(6),
                 };

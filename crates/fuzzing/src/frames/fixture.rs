@@ -9,6 +9,7 @@ use super::word::{Op, PeerAction, WORD_BYTES, Word, syn_options};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 use ginnel_stack::device::{BURST_FRAMES_MAX, Label, RxBurst, RxFrame};
+use ginnel_stack::ip::FlowLabel;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpOption};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -312,6 +313,11 @@ impl StackFixture {
                 ack_events: word.z & 4 != 0,
                 tos: word.z as u8 & 0xf8,
                 hop_limit: (word.z & 8 != 0).then_some(word.a),
+                flow_label: match word.z >> 23 & 3 {
+                    0 => FlowLabel::Auto,
+                    1 => FlowLabel::Reflect,
+                    _ => FlowLabel::Fixed(word.y & 0xf_ffff),
+                },
                 priority: (word.z >> 8) as u8 & 7,
                 min_ttl: if word.z & 1 << 16 == 0 { 0 } else { 60 },
                 min_hop_count: if word.z & 1 << 17 == 0 { 0 } else { 60 },

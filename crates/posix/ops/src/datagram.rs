@@ -206,7 +206,7 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         // A request would make the stack send, or lose, what waits.
-        let is_new = state.is_new_destination(file, remote) && !state.waits_for_device(file, udp.conn);
+        let is_new = state.is_new_destination(file, remote) && !state.waits_for_device(file);
         if departs_us.is_some() {
             // The time at which the datagram leaves is not taken.
             let _ = state.take_stamp_request(file);
@@ -856,12 +856,13 @@ impl ProcessState {
 
     /// Returns whether datagrams wait in the channel since the device had no room for the first one to a
     /// destination.
-    fn waits_for_device(&mut self, file: FileId, conn: Conn) -> bool {
+    fn waits_for_device(&mut self, file: FileId) -> bool {
         let Ok(socket) = self.files.socket(file) else { return false };
+        let SocketRole::Udp(udp) = socket.role else { return false };
         let Some(udp_send) = socket.udp_send.as_mut().filter(|udp_send| udp_send.waits_for_device) else {
             return false;
         };
-        udp_send.waits_for_device = self.client.status(conn).is_ok_and(|status| status.unsent > 0);
+        udp_send.waits_for_device = self.client.status(udp.conn).is_ok_and(|status| status.unsent > 0);
         udp_send.waits_for_device
     }
 

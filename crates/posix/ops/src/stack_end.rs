@@ -120,7 +120,7 @@ impl ProcessState {
     /// lost with them, or was opened again.
     ///
     /// # Errors
-    /// Those of the request; `ENETDOWN` if the stack is gone.
+    /// The errors of the request; `ENETDOWN` if the stack is gone.
     pub fn request_over_restarts<T>(
         &mut self,
         mut request: impl FnMut(&mut Self) -> Result<T, Errno>,

@@ -92,7 +92,12 @@ unsafe extern "C" fn getsockopt(
         };
     };
     // SAFETY: the buffer has the length that the caller states.
-    unsafe { ffi::write_option(value, len, |buffer| instance.ops.getsockopt(fd, level, name, buffer)) }
+    unsafe {
+        ffi::write_option(value, len, |space| match space {
+            Some(space) => instance.ops.getsockopt(fd, level, name, space),
+            None => instance.ops.getsockopt_without_length(fd, level, name),
+        })
+    }
         .into_c()
 }
 
