@@ -171,7 +171,7 @@ fn refused_urgent_connections_do_not_stop_usual_ones_on_other_devices() {
 fn connections_of_a_class_take_turns_on_each_device() {
     const CONNS: usize = 100;
     let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
-    let (slow_device, quick_device) = (pair(small), pair(small));
+    let (slow_device, quick_device) = (pair(small.clone()), pair(small));
     let mut server = Endpoint::new(1, vec![(0, slow_device.0), (1, quick_device.0)]);
     let mut slow = Endpoint::new(2, vec![(0, slow_device.1)]);
     let mut quick = Endpoint::new(2, vec![(1, quick_device.1)]);
