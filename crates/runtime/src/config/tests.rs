@@ -371,7 +371,7 @@ const RULE: &str = "[[priority.rules]]\npriority = 6\n";
 fn every_condition_of_a_priority_rule_parses() {
     let conditions = "source = [\"10.0.0.0/8\", \"fd00::7\"]\ndestination = [\"0.0.0.0/0\"]\naddress = [\"10.1.2.3\"]\n\
         source_ports = 80\ndestination_ports = \"80,8000-8010\"\nports = [53, \"5000-5010\"]\nprotocol = \"udp\"\n\
-        dscp = [0, 63]\npayload_bytes_min = 5\npayload_bytes_max = 5\n\
+        dscp = [0, 63]\npayload_bytes_min = 7\npayload_bytes_max = 7\n\
         payload = { offset_bytes = 6, value = \"02\", mask = \"0f\" }\n";
     let file = format!(
         "[priority]\nflow_cache_entries = 16\n{RULE}{conditions}{RULE}[priority.rules.payload]\nvalue = \"00\"\n"
