@@ -26,7 +26,8 @@ pub(crate) struct TxList {
     best_effort: VecDeque<u32>,
     /// Connections of other priorities, by class.
     classes: [VecDeque<u32>; CLASSES],
-    /// Number of connections in `classes` and `refused`, plus `classes_len_min`. A round is by class unless this is 0.
+    /// Number of connections in `classes` and `refused`, plus `classes_len_min`. A round is by class unless
+    /// this is 0.
     classes_len: usize,
     /// 1 if devices refuse frames by their class, so that each round is one by class; otherwise 0.
     classes_len_min: usize,

@@ -194,7 +194,7 @@ fn full_queue_sheds_ordinary_messages_first() {
     fixture.assert_reconciled();
 }
 
-/// What arrives in one segment is sent to an idle server, although only one message may wait.
+/// Messages of one segment are sent to an idle server, although only one message may wait.
 #[test]
 fn messages_that_can_be_sent_do_not_wait() {
     if let Some(reason) = redis_unavailable() {

@@ -12,7 +12,7 @@ fn send(hosts: &Hosts, fd: RawFd, port: u16, byte: u8) -> Result<usize, Errno> {
     hosts.ops.send_to(fd, &[UserSlice::new(&[byte; 100])], &args)
 }
 
-/// Datagrams to several destinations, each the first one there, while a device has as many frames as may wait.
+/// Sends datagrams to several destinations, each the first one there, while the device is at its bound.
 #[test]
 fn first_datagram_to_a_destination_waits_for_the_device() {
     let mut hosts = Hosts::new(true);

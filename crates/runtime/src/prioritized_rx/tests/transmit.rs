@@ -85,7 +85,8 @@ fn urgent_packet_leaves_within_one_burst() {
 }
 
 /// Four connections send all the time, on a device in which 8 of their frames may wait and which passes them
-/// on every 200 µs. Another one sends an urgent message now and then. The stack has a second device: loopback.
+/// on every 200 µs. Another one sends an urgent message now and then. The stack has a second device,
+/// loopback.
 #[test]
 fn connections_of_a_class_take_turns_beside_loopback() {
     const BULK: usize = 4;
