@@ -248,11 +248,11 @@ pub unsafe extern "C" fn getsockopt(
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         // SAFETY: the buffer has the length that the caller states.
         unsafe {
-        ffi::write_option(value, len, |space| match space {
-            Some(space) => instance.ops.getsockopt(fd, level, name, space),
-            None => instance.ops.getsockopt_without_length(fd, level, name),
-        })
-    }
+            ffi::write_option(value, len, |space| match space {
+                Some(space) => instance.ops.getsockopt(fd, level, name, space),
+                None => instance.ops.getsockopt_without_length(fd, level, name),
+            })
+        }
     });
     result.into_c()
 }

@@ -98,7 +98,7 @@ unsafe extern "C" fn getsockopt(
             None => instance.ops.getsockopt_without_length(fd, level, name),
         })
     }
-        .into_c()
+    .into_c()
 }
 
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
