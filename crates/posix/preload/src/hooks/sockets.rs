@@ -81,6 +81,7 @@ hook! {
                 // SAFETY: the program's buffer and its length.
                 unsafe {
                     ffi::write_option(value, len, |space| {
+                        let space = space.ok_or(Errno::INVAL)?;
                         let request = &mut request[..space.min(REQUEST_BYTES)];
                         user_memory::read_bytes(value.cast(), request)?;
                         ops.flow_label(fd, request)
