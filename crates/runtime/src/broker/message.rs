@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 /// Version of the messages, of the connection between the supervisor and the process of its shards, and of
 /// the region's layout. Both ends belong to one installation, so they must have the same version.
-pub const PROTOCOL_VERSION: u32 = 22;
+pub const PROTOCOL_VERSION: u32 = 23;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.

@@ -4,7 +4,7 @@ use super::PROTOCOL_VERSION;
 use std::path::{Path, PathBuf};
 
 /// Contains the version, and a hash of the messages and of what is in shared memory.
-const VERSION_AND_HASH: (u32, u64) = (22, 0x4400_8887_fb20_12af);
+const VERSION_AND_HASH: (u32, u64) = (23, 0x4b1e_cae8_63c2_ec47);
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
