@@ -182,6 +182,12 @@ impl Ops {
                 if let Some(at) = labels.reserved.iter().position(|of| *of == label) {
                     labels.reserved.swap_remove(at);
                 }
+                // The peer's label that is given back is not sent any more.
+                if label == socket.peer_flow_info() & LABEL_MASK {
+                    let stored = socket.options.stored_flow_info();
+                    socket.options.store_flow_info(stored & !LABEL_MASK);
+                    return state.apply_flow_label(file);
+                }
             }
             _ => {}
         }
