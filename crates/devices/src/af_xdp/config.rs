@@ -88,8 +88,8 @@ pub struct AfXdpOptions {
     /// True if connections belong to the shards to which the interface delivers their packets by its own
     /// hash, provided that the driver reports key and table. Text key `rss`, `auto` or `off`; default `auto`.
     pub rss: bool,
-    /// Whether filters for [`AfXdpConfig::opened_ports`] are set in the adapter. Text key `port_filters`:
-    /// `auto` (the default), `on` or `off`.
+    /// The way that filters for [`AfXdpConfig::opened_ports`] are set in the adapter. Text key
+    /// `port_filters`: `auto` (the default), `on` or `off`.
     pub port_filters: PortFilterMode,
 }
 
@@ -126,8 +126,9 @@ pub struct AfXdpConfig {
     pub addresses: Vec<(IpAddr, u16)>,
     /// Ephemeral port ranges (first and last port) of TCP and of UDP, for [`RedirectScope::Ports`].
     pub ephemeral: [(u16, u16); 2],
-    /// Local ports of opened connections, whose low bits are an index of the device's queues. The adapter gets
-    /// filters that deliver their packets to these queues, if there are several. `None`: no filter is set.
+    /// Local ports of opened connections, whose low bits are an index of the device's queues. The adapter
+    /// gets filters that deliver their packets to these queues, if there are several. `None`: no filter is
+    /// set.
     pub opened_ports: Option<RangeInclusive<u16>>,
     /// Largest IP packet in bytes, at most the interface's MTU. `None` takes the interface's MTU.
     pub mtu: Option<usize>,

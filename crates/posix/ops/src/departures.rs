@@ -23,7 +23,7 @@ const IS_SET: c_int = 1 << 16;
 /// How far ahead a time may be (`fq`'s `horizon`).
 const HORIZON_NS: u64 = 10_000_000_000;
 
-/// What becomes of a datagram with a time.
+/// Treatment of a datagram with a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
     /// It is sent at once.

@@ -147,7 +147,7 @@ impl Ops {
     /// request has the label afterwards.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The error of the kernel.
     pub fn manage_flow_label(&self, fd: RawFd, request: &mut [u8]) -> Result<(), Errno> {
         let mut state = self.lock()?;
         state.notice_announced_end();

@@ -90,7 +90,7 @@ pub struct PriorityRule {
     /// any.
     #[serde(default, deserialize_with = "non_empty")]
     pub dscp: Vec<u8>,
-    /// Smallest payload of TCP or UDP in bytes: 0 to 65,535. Default: any.
+    /// Smallest payload of TCP or UDP in bytes: 0 to 65,515. Default: any.
     #[serde(default)]
     pub payload_bytes_min: Option<u32>,
     /// Largest payload of TCP or UDP in bytes, not below `payload_bytes_min`: 0 to 65,535. Default: any.
@@ -109,7 +109,7 @@ pub struct PriorityRule {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PayloadRule {
-    /// Position of the first byte, counted from the start of the payload of TCP or UDP: 0 to 65,535. Default
+    /// Position of the first byte, counted from the start of the payload of TCP or UDP: 0 to 65,514. Default
     /// 0.
     #[serde(default)]
     pub offset_bytes: u32,
@@ -318,7 +318,7 @@ where
 
 impl PayloadRule {
     fn condition(&self) -> Result<Condition, (String, String)> {
-        within("offset_bytes", self.offset_bytes, 0..=65_535).map_err(|e| (e.key, e.problem))?;
+        within("offset_bytes", self.offset_bytes, 0..=65_514).map_err(|e| (e.key, e.problem))?;
         let mask = self.mask.as_ref().map(|mask| &mask.0[..]);
         // Cannot truncate: it was checked.
         let test = PayloadTest::new(self.offset_bytes as u16, &self.value.0, mask);

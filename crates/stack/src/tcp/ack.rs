@@ -380,9 +380,9 @@ pub(super) fn loss_probe_or_rto(
 /// Returns whether the ACK acknowledges data that were never sent, or is far older than the window (RFC 5961
 /// §5.2).
 pub(super) fn is_unacceptable_ack(c: &Tcb, ack: SeqNumber) -> bool {
-    // No older sequence numbers exist than those that were acknowledged (`tcp_ack`): the local SYN, unless the
-    // peer had to acknowledge it for its own handshake, and data. The largest window that was ever offered is
-    // not stored; its scale bounds it.
+    // No older sequence numbers exist than those that were acknowledged (`tcp_ack`): that of the local SYN on
+    // a connection that was opened here, and data. The largest window that was ever offered is not stored;
+    // its scale bounds it.
     let oldest = if c.is_acked() { 65_535u32 << c.snd_wscale() } else { c.has(Flags::ACTIVE_OPEN).into() };
     ack.gt(c.snd_nxt) || ack.lt(c.snd_una - oldest)
 }

@@ -174,7 +174,7 @@ fn late_and_distant_datagrams_follow_the_clock() {
     }
 }
 
-/// What a socket holds is limited by its buffer, and its close loses nothing.
+/// A socket holds as much as its buffer has room for, and its close loses nothing.
 // limit: bytes of datagrams that a socket holds until their time
 #[test]
 fn held_datagrams_are_limited_and_outlive_their_socket() {

@@ -18,7 +18,7 @@ const CREATE: u16 = 1;
 const EXCLUSIVE: u16 = 2;
 const REFLECT: u16 = 4;
 const REMOTE: u16 = 8;
-/// Who shares a label: nobody, a process, a user, all.
+/// Users of a label: one socket, a process, a user, all.
 const SHARE_NONE: u8 = 1;
 const SHARE_PROCESS: u8 = 2;
 const SHARE_USER: u8 = 3;

@@ -1,6 +1,6 @@
 //! UDP sockets whose datagrams pass through the region.
 
-use super::departures::Departure;
+use super::departures::HoldOutcome;
 use super::domain::{CHUNK_BYTES, DatagramQueue, Domain};
 use super::receive_charges::truesize;
 use crate::channel::control::ChannelReply;
@@ -265,14 +265,14 @@ impl Domain {
             }
             if header.received_us.is_some() {
                 match self.hold_datagram(cx, (socket, udp), &header, bytes) {
-                    Departure::Now => {}
-                    Departure::Held => {
+                    HoldOutcome::Now => {}
+                    HoldOutcome::Held => {
                         done += header.cost();
                         let stream = self.region.stream(socket, Direction::Outgoing);
                         stream.consume(&mut taken, header.stream_bytes());
                         continue;
                     }
-                    Departure::Waits => break,
+                    HoldOutcome::Waits => break,
                 }
             }
             let stream = self.region.stream(socket, Direction::Outgoing);

@@ -69,9 +69,9 @@ fn departure_after(now: Instant, departs_us: u32) -> Instant {
     start + Duration::from_micros(u64::try_from(ahead).unwrap_or(0))
 }
 
-/// What becomes of a datagram with a time of departure.
+/// Result of looking at a datagram with a time of departure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Departure {
+pub(super) enum HoldOutcome {
     /// It is sent at once, because its time has passed and the socket holds nothing.
     Now,
     /// It is held, and was copied.
@@ -94,18 +94,18 @@ impl Domain {
         (socket, udp): (u32, UdpHandle),
         header: &DatagramHeader,
         data: &[u8],
-    ) -> Departure {
+    ) -> HoldOutcome {
         let now = cx.now();
         let at = departure_after(now, header.received_us.map_or(0, NonZeroU32::get));
         // limit: bytes of datagrams that a socket holds until their time
         let limit = self.region.buffer_bytes();
-        let Some(queue) = &mut self.sockets[socket as usize].datagram_queue else { return Departure::Now };
+        let Some(queue) = &mut self.sockets[socket as usize].datagram_queue else { return HoldOutcome::Now };
         if at <= now && queue.held_bytes == 0 {
-            return Departure::Now;
+            return HoldOutcome::Now;
         }
         // One whose time has passed does not overtake those that are held.
         if queue.held_bytes > 0 && queue.held_bytes + header.stream_bytes() > limit {
-            return Departure::Waits;
+            return HoldOutcome::Waits;
         }
         queue.held_bytes += header.stream_bytes();
         let mut header = *header;
@@ -122,7 +122,7 @@ impl Domain {
         }
         self.departures.push(at, HeldDatagram { socket, udp, header, data: data.to_vec() });
         self.arm_departures(cx);
-        Departure::Held
+        HoldOutcome::Held
     }
 
     /// Sets the timer for the first departure. If there are too many timers, the next datagram with a time
