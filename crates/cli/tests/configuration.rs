@@ -168,7 +168,7 @@ fn file_with(table: &str, key: &str, value: i128) -> (String, String) {
             (format!("{device}{link}{route}{line}"), name("route[0]"))
         }
         "[[priority.rules]]" => {
-            let condition = "protocol = \"tcp\"\n";
+            let condition = "protocol = \"udp\"\n";
             let required = if key == "priority" { "" } else { "priority = 1\n" };
             (format!("{table}\n{condition}{required}{line}"), name("priority.rules[0]"))
         }

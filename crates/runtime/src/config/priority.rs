@@ -90,7 +90,7 @@ pub struct PriorityRule {
     /// any.
     #[serde(default, deserialize_with = "non_empty")]
     pub dscp: Vec<u8>,
-    /// Smallest payload of TCP or UDP in bytes: 0 to 65,515. Default: any.
+    /// Smallest payload of TCP or UDP in bytes: 0 to 65,527. Default: any.
     #[serde(default)]
     pub payload_bytes_min: Option<u32>,
     /// Largest payload of TCP or UDP in bytes, not below `payload_bytes_min`: 0 to 65,535. Default: any.
@@ -109,7 +109,7 @@ pub struct PriorityRule {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PayloadRule {
-    /// Position of the first byte, counted from the start of the payload of TCP or UDP: 0 to 65,514. Default
+    /// Position of the first byte, counted from the start of the payload of TCP or UDP: 0 to 65,526. Default
     /// 0.
     #[serde(default)]
     pub offset_bytes: u32,
@@ -295,9 +295,8 @@ impl PriorityRule {
 
     fn payload_len(&self) -> Result<Option<Condition>, ConfigError> {
         let (min, max) = (self.payload_bytes_min, self.payload_bytes_max);
-        for (name, value) in [("payload_bytes_min", min), ("payload_bytes_max", max)] {
-            within(name, value.unwrap_or_default(), 0..=65_535)?;
-        }
+        within("payload_bytes_min", min.unwrap_or_default(), 0..=65_527)?;
+        within("payload_bytes_max", max.unwrap_or_default(), 0..=65_535)?;
         let range = min.unwrap_or(0)..=max.unwrap_or(u32::MAX);
         if range.is_empty() {
             return Err(ConfigError::new("payload_bytes_max", "is below payload_bytes_min"));
@@ -318,7 +317,7 @@ where
 
 impl PayloadRule {
     fn condition(&self) -> Result<Condition, (String, String)> {
-        within("offset_bytes", self.offset_bytes, 0..=65_514).map_err(|e| (e.key, e.problem))?;
+        within("offset_bytes", self.offset_bytes, 0..=65_526).map_err(|e| (e.key, e.problem))?;
         let mask = self.mask.as_ref().map(|mask| &mask.0[..]);
         // Cannot truncate: it was checked.
         let test = PayloadTest::new(self.offset_bytes as u16, &self.value.0, mask);
