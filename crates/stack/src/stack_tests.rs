@@ -798,6 +798,10 @@ fn ipv6_host(name: char, own: u8, peer: u8) -> TestHost {
     };
     host.stack.add_link(host.port, &link).unwrap();
     host.acts = false;
+    // Nobody else has its addresses.
+    for ms in (0..5_000).step_by(100) {
+        host.turn(Instant::from_millis(ms), &[], &mut Random(1), &mut Vec::new());
+    }
     host
 }
 
@@ -814,7 +818,7 @@ fn flow_labels(frames: &[(Vec<u8>, crate::device::TxMeta)], protocol: u8) -> Vec
 #[test]
 fn flow_labels_are_in_all_segments() {
     let (auto, reflect) = (FlowLabel::Auto, FlowLabel::Reflect);
-    let (mut random, mut transcript, now) = (Random(1), Vec::new(), Instant::from_millis(1_000));
+    let (mut random, mut transcript, now) = (Random(1), Vec::new(), Instant::from_millis(6_000));
     let mut automatic = Vec::new();
     for (of_listener, of_client) in [
         (FlowLabel::Fixed(0), FlowLabel::Fixed(0x1_2345)),
@@ -861,7 +865,7 @@ fn flow_labels_are_in_all_segments() {
 
 #[test]
 fn flow_labels_are_in_datagrams() {
-    let (mut random, mut transcript, now) = (Random(1), Vec::new(), Instant::from_millis(1_000));
+    let (mut random, mut transcript, now) = (Random(1), Vec::new(), Instant::from_millis(6_000));
     let mut a = ipv6_host('a', 1, 2);
     let mut label_of = |socket: FlowLabel, flow_label: Option<FlowLabel>, len: usize| {
         let options = UdpOptions { flow_label: socket, ..UdpOptions::default() };

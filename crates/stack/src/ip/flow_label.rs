@@ -60,7 +60,7 @@ const AUTO: u32 = FlowLabel::Auto.bits();
 const REFLECT: u32 = FlowLabel::Reflect.bits();
 
 /// Computes the labels of flows. It has keys of its own, because labels are public.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct FlowLabelHash([u64; 3]);
 
 impl FlowLabelHash {

@@ -2,6 +2,7 @@
 //! routes, neighbours and path MTUs. Everything else follows from the configuration.
 
 use super::Network;
+use super::flow_label::FlowLabelHash;
 use super::path_mtu::image::PathMtuImage;
 use super::route::{RouteEntry, RouteOrigin};
 use super::stats::{DropStats, NetworkStats};
@@ -58,6 +59,8 @@ pub(crate) struct NetworkImage {
     path_mtu: PathMtuImage,
     stats: NetworkStats,
     drops: DropStats,
+    /// Flows keep their labels.
+    flow_label_hash: FlowLabelHash,
 }
 
 impl Network {
@@ -70,7 +73,7 @@ impl Network {
             drops,
             entropy: _,
             hash: _,
-            flow_label_hash: _,
+            flow_label_hash,
             ports: _,
             refuses_by_class: _,
             links,
@@ -137,12 +140,13 @@ impl Network {
             path_mtu: path_mtu.image(),
             stats: self.stats(),
             drops: drops.clone(),
+            flow_label_hash: *flow_label_hash,
         }
     }
 
     /// Takes over what another process has learnt, as far as it fits the links of this one.
     pub(crate) fn restore(&mut self, image: NetworkImage) {
-        let NetworkImage { addresses, routes, neighbours, path_mtu, stats, drops } = image;
+        let NetworkImage { addresses, routes, neighbours, path_mtu, stats, drops, flow_label_hash } = image;
         addresses.into_iter().for_each(|address| self.restore_address(&address));
         for RouteImage { destination, prefix, gateway, link, metric, expires } in routes {
             let fits = prefix <= if destination.is_ipv4() { 32 } else { 128 }
@@ -165,6 +169,7 @@ impl Network {
         }
         self.path_mtu.restore(path_mtu);
         (self.stats, self.drops) = (stats, drops);
+        self.flow_label_hash = flow_label_hash;
         self.bump_epoch();
     }
 

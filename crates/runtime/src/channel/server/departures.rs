@@ -60,13 +60,18 @@ impl Departures {
     }
 }
 
+/// Longest time in microseconds for which a datagram is held: clients ask for 10 s at most, and one that does
+/// not keep to that has no memory for longer.
+const AHEAD_MAX_US: u32 = 11_000_000;
+
 /// Returns the time of departure whose lowest 32 bits of microseconds are these; a time that has passed if it
-/// is not in the 35 minutes after `now`.
+/// is not in the [`AHEAD_MAX_US`] after `now`.
 fn departure_after(now: Instant, departs_us: u32) -> Instant {
-    let ahead = departs_us.wrapping_sub((now.as_nanos() / 1000) as u32).cast_signed();
+    let ahead = departs_us.wrapping_sub((now.as_nanos() / 1000) as u32);
+    let ahead = if ahead > AHEAD_MAX_US { 0 } else { ahead };
     // The microseconds of `now` are rounded down, and the departure is rounded up.
     let start = Instant::from_nanos(now.as_nanos() / 1000 * 1000);
-    start + Duration::from_micros(u64::try_from(ahead).unwrap_or(0))
+    start + Duration::from_micros(ahead.into())
 }
 
 /// Result of looking at a datagram with a time of departure.
@@ -207,6 +212,12 @@ mod tests {
         assert_eq!(departure_after(now, (now.as_nanos() / 1000) as u32 + 3), at((5 << 32) - 7));
         assert_eq!(departure_after(now, 20), at((5 << 32) + 20));
         assert_eq!(departure_after(now, u32::MAX - 100), now, "has passed");
+        assert_eq!(departure_after(at(10), 10 + AHEAD_MAX_US), at(11_000_010));
+        assert_eq!(
+            departure_after(at(10), 11 + AHEAD_MAX_US),
+            at(10),
+            "further ahead than a client may ask for"
+        );
     }
 
     #[test]
